@@ -1,0 +1,33 @@
+"""DeepInfer: a backend-neutral inference engine for DeepSeek-V4.1-Flash.
+
+An independent implementation; it is not the distribution named ``deepinfer`` on the package index.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from deepinfer.engine.outputs import CompletionOutput, RequestOutput
+    from deepinfer.llm import LLM
+    from deepinfer.sampling.params import SamplingParams
+
+__version__ = "0.1.0"
+
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+
+_HOMES = {
+    "LLM": "deepinfer.llm",
+    "SamplingParams": "deepinfer.sampling.params",
+    "RequestOutput": "deepinfer.engine.outputs",
+    "CompletionOutput": "deepinfer.engine.outputs",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import the public names on first use, so that ``deepinfer --help`` need not wait for torch."""
+    if name in _HOMES:
+        import importlib
+
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'deepinfer' has no attribute {name!r}; it has {', '.join(__all__)}")

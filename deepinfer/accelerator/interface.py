@@ -1,0 +1,220 @@
+"""The driver's side of the contract: device, capabilities, ops, collectives, determinism.
+
+A vendor subclasses :class:`AcceleratorDriver`, registers it in the entry-point group ``deepinfer.accelerators``
+and overrides what its chip has. Importing the module that holds the class must be cheap and must not import the
+vendor's runtime; :meth:`AcceleratorDriver.availability` is the first call that may.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from deepinfer.accelerator.capabilities import Capabilities, KvCacheDtype, Numerics, Repeatability
+from deepinfer.accelerator.collectives import Collectives, SoloCollectives
+from deepinfer.accelerator.ops.base import OpGroup
+from deepinfer.errors import DeterminismError, OpRefusedError
+
+INTERFACE_VERSION: tuple[int, int] = (1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a driver cannot run here, and what the user can do about it."""
+
+    problem: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """Whether a driver can run on this machine; every reason at once when it cannot.
+
+    Attributes:
+        reasons: empty if and only if the driver is available.
+        device_name: human name of the device, empty when there is none.
+        runtime: versions of what the driver stands on, for example ``"torch 2.13.0, CANN 9.0"``.
+    """
+
+    reasons: tuple[Reason, ...] = ()
+    device_name: str = ""
+    runtime: str = ""
+
+    @property
+    def available(self) -> bool:
+        """True when nothing stands in the way."""
+        return not self.reasons
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryInfo:
+    """Device memory in bytes. ``reserved_bytes`` is what the driver keeps for itself."""
+
+    total_bytes: int
+    free_bytes: int
+    reserved_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OpOptions:
+    """How ops are to compute, fixed for the life of an engine.
+
+    Attributes:
+        activation_dtype: dtype of activations between ops.
+        numerics: "portable" or "served" (model.md section 18).
+        kv_cache_dtype: "released" records or unquantised "float32" ones (index queries follow).
+        batch_invariant: keep R2 (engine.md section 7) whatever it costs.
+    """
+
+    activation_dtype: torch.dtype = torch.float32
+    numerics: Numerics = "portable"
+    kv_cache_dtype: KvCacheDtype = "released"
+    batch_invariant: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LinearShape:
+    """One matrix product that the model will run: the determinism self-check tries each of them."""
+
+    in_features: int
+    out_features: int
+    dtype: torch.dtype
+
+
+class AcceleratorDriver(ABC):
+    """One accelerator behind the contract.
+
+    Attributes:
+        name: the name under which the entry point is registered.
+        interface_version: the contract version that the driver was written for; same major and a minor not above
+            the core's load.
+        version: the driver's own version, for reports.
+    """
+
+    name: ClassVar[str]
+    interface_version: ClassVar[tuple[int, int]]
+    version: ClassVar[str] = "0"
+
+    @classmethod
+    @abstractmethod
+    def availability(cls) -> Availability:
+        """Say whether the driver can run here. Must not raise for an absent runtime: absence is a reason."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """The torch device on which tensors of this driver live."""
+
+    @abstractmethod
+    def memory(self) -> MemoryInfo:
+        """Return the device's memory as it is now."""
+
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """Return the driver's claims; the same value each time."""
+
+    @abstractmethod
+    def op_groups(self, options: OpOptions) -> Mapping[str, OpGroup]:
+        """Return the driver's implementations by group name, built for ``options``.
+
+        A group that is absent, or an op of a group that is not overridden, is not implemented.
+        """
+
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return an uninitialised tensor on the device: its contents may be anything, NaN included."""
+        return torch.empty(tuple(shape), dtype=dtype, device=self.device)
+
+    def synchronize(self) -> None:
+        """Wait until everything that was enqueued on the device has finished. The default device is synchronous."""
+
+    def new_stream(self) -> Stream:
+        """Return a new queue of work. The default runs everything at once, in the caller's thread."""
+        return ImmediateStream()
+
+    def new_graph(self) -> Graph:
+        """Return an empty recorded graph; refused unless ``capabilities().graphs`` is claimed."""
+        raise OpRefusedError(f"driver {self.name!r} does not support recorded graphs (capability 'graphs' is not claimed)")
+
+    def collectives(self, world_size: int) -> Collectives:
+        """Return the device group of ``world_size`` ranks; more than one needs a collective backend."""
+        if world_size != 1:
+            raise OpRefusedError(
+                f"driver {self.name!r} offers no collectives for {world_size} ranks; run one rank, "
+                f"or a driver whose capability 'collectives' is not empty."
+            )
+        return SoloCollectives()
+
+    def set_determinism(self, level: Repeatability, shapes: Sequence[LinearShape]) -> None:
+        """Prove on this machine that ``level`` holds for ``shapes``, or raise DeterminismError.
+
+        Called once, before weights are loaded, with every matrix shape of the model.
+        """
+        if level > Repeatability.NONE:
+            raise DeterminismError(
+                f"driver {self.name!r} proves no repeatability level; asked for R{int(level)}. "
+                f"Unset DEEPINFER_BATCH_INVARIANT or choose a driver that claims it."
+            )
+
+
+class Stream(ABC):
+    """A queue of device work in which calls run in the order of submission."""
+
+    @abstractmethod
+    def record_event(self) -> Event:
+        """Return an event that is done once everything submitted so far has finished."""
+
+    @abstractmethod
+    def wait_event(self, event: Event) -> None:
+        """Make later work of this stream wait for ``event``, without blocking the host."""
+
+
+class Event(ABC):
+    """A mark in a stream."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Return True when the work before the mark has finished; never blocks."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Block the host until the work before the mark has finished."""
+
+
+class Graph(ABC):
+    """A recorded step that can be replayed with the same addresses."""
+
+    @abstractmethod
+    def capture_begin(self) -> None:
+        """Start recording everything that is enqueued on the current stream."""
+
+    @abstractmethod
+    def capture_end(self) -> None:
+        """Stop recording."""
+
+    @abstractmethod
+    def replay(self) -> None:
+        """Enqueue the recorded work once more."""
+
+
+class _DoneEvent(Event):
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        return None
+
+
+class ImmediateStream(Stream):
+    """The stream of a synchronous device: work has finished when the call returns."""
+
+    def record_event(self) -> Event:
+        """Return an event that is already done."""
+        return _DoneEvent()
+
+    def wait_event(self, event: Event) -> None:
+        """Wait on the host, since there is no queue to hold back."""
+        event.wait()

@@ -1,0 +1,194 @@
+"""Every option of the engine: one frozen dataclass, validated once, at the edge.
+
+Names, types and defaults: engine.md section 11.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypedDict, get_args
+
+import torch
+
+from deepinfer.accelerator import KvCacheDtype, Numerics
+from deepinfer.errors import ArgumentError
+
+DtypeName = Literal["float32", "bfloat16", "float64"]
+EngineType = Literal["normal", "prompt", "completion"]
+
+_TORCH_DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float64": torch.float64,
+}
+
+
+class EngineKeywords(TypedDict, total=False):
+    """The keyword arguments of :class:`deepinfer.LLM` beyond ``model`` and ``accelerator``."""
+
+    dtype: DtypeName | None
+    numerics: Numerics
+    kv_cache_dtype: KvCacheDtype
+    batch_invariant: bool | None
+    max_model_len: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_prefill_history_tokens: int | None
+    block_size: int
+    num_blocks: int | None
+    num_state_slots: int | None
+    memory_utilization: float
+    engine_type: EngineType
+    enable_chunked_prefill: bool
+    stop_preempted_requests: bool
+    prefill_attempt_interval: int
+    prefill_any_attempt_interval: int
+    num_speculative_tokens: int
+    seed: int
+    allow_fallback: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How an engine computes, schedules and remembers.
+
+    Attributes:
+        dtype: activation dtype; None means float32 in portable numerics and bfloat16 in served numerics, whose
+            rounding points are bfloat16 by definition.
+        numerics: "portable" or "served" (model.md section 18).
+        kv_cache_dtype: "released" records, or "float32": all three records and the index queries unquantised.
+        batch_invariant: demand R2; None means what DEEPINFER_BATCH_INVARIANT says.
+        max_model_len: positions a request may hold; None means the smaller of the model's limit and the pool.
+        max_num_seqs: requests that run at once.
+        max_num_batched_tokens: query budget of a prefill step.
+        max_prefill_history_tokens: total history budget of a prefill step; None means no such limit.
+        block_size: positions per block, even.
+        num_blocks: blocks of the pool, the reserved block 0 included; None sizes it from the memory budget.
+        num_state_slots: state slots, the reserved slot 0 included; None means ``int(1.2 * max_num_seqs) + 1``.
+        memory_utilization: share of the free device memory that pools may take when they are sized from it.
+        engine_type: "normal" (both kinds of step), "prompt" or "completion".
+        enable_chunked_prefill: cut prompts at the query budget.
+        stop_preempted_requests: end preempted requests instead of computing them again.
+        prefill_attempt_interval: decode steps between chances for a prefill that every rank wants.
+        prefill_any_attempt_interval: decode steps between chances for a prefill that any rank wants.
+        num_speculative_tokens: draft tokens per step; this release has no drafts, so only 0 is accepted.
+        seed: seeds the generator from which requests without a seed of their own draw theirs.
+        allow_fallback: ops that may run on cpu_ref, added to what DEEPINFER_ALLOW_FALLBACK names.
+    """
+
+    dtype: DtypeName | None = None
+    numerics: Numerics = "portable"
+    kv_cache_dtype: KvCacheDtype = "released"
+    batch_invariant: bool | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    max_prefill_history_tokens: int | None = None
+    block_size: int = 128
+    num_blocks: int | None = None
+    num_state_slots: int | None = None
+    memory_utilization: float = 0.9
+    engine_type: EngineType = "normal"
+    enable_chunked_prefill: bool = True
+    stop_preempted_requests: bool = False
+    prefill_attempt_interval: int = 70
+    prefill_any_attempt_interval: int = 100
+    num_speculative_tokens: int = 0
+    seed: int = 0
+    allow_fallback: tuple[str, ...] = ()
+
+    @classmethod
+    def from_keywords(cls, keywords: Mapping[str, Any]) -> EngineOptions:
+        """Build options from keyword arguments; refuse unknown names and bad values, all at once."""
+        known = [field.name for field in fields(cls)]
+        problems = []
+        for name in keywords:
+            if name not in known:
+                close = difflib.get_close_matches(name, [*known, "model", "accelerator"], n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"known: model, accelerator, {', '.join(known)}"
+                problems.append(f"unknown option {name!r}; {hint}")
+        options = cls(**{name: value for name, value in keywords.items() if name in known})
+        problems += options._problems()
+        if problems:
+            raise ArgumentError("engine options", problems)
+        return options
+
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        """The torch dtype of activations."""
+        if self.dtype is not None:
+            return _TORCH_DTYPES[self.dtype]
+        return torch.bfloat16 if self.numerics == "served" else torch.float32
+
+    @property
+    def state_slots(self) -> int:
+        """Number of state slots, the reserved one included."""
+        return self.num_state_slots if self.num_state_slots is not None else int(1.2 * self.max_num_seqs) + 1
+
+    @property
+    def backtrack(self) -> int:
+        """Rows that a step may write and later disown (engine.md section 1)."""
+        return self.num_speculative_tokens + 1
+
+    def _problems(self) -> list[str]:
+        problems: list[str] = []
+        _check_choice(problems, "dtype", self.dtype, (None, *get_args(DtypeName)))
+        _check_choice(problems, "numerics", self.numerics, get_args(Numerics))
+        _check_choice(problems, "kv_cache_dtype", self.kv_cache_dtype, get_args(KvCacheDtype))
+        _check_choice(problems, "engine_type", self.engine_type, get_args(EngineType))
+        _check_choice(problems, "batch_invariant", self.batch_invariant, (None, True, False))
+        for name in ("enable_chunked_prefill", "stop_preempted_requests"):
+            _check_choice(problems, name, getattr(self, name), (True, False))
+        if self.numerics == "served" and self.dtype in ("float32", "float64"):
+            problems.append(
+                f"numerics 'served' rounds activations to bfloat16 by definition, dtype={self.dtype!r} contradicts it; "
+                f"leave dtype unset or use numerics='portable'"
+            )
+        for name, least in (
+            ("max_num_seqs", 1),
+            ("max_num_batched_tokens", 1),
+            ("block_size", 2),
+            ("prefill_attempt_interval", 1),
+            ("prefill_any_attempt_interval", 1),
+        ):
+            _check_integer(problems, name, getattr(self, name), least)
+        for name, least in (
+            ("max_model_len", 1),
+            ("max_prefill_history_tokens", 1),
+            ("num_blocks", 2),
+            ("num_state_slots", 2),
+        ):
+            if getattr(self, name) is not None:
+                _check_integer(problems, name, getattr(self, name), least)
+        if isinstance(self.block_size, int) and self.block_size % 2:
+            problems.append(f"block_size={self.block_size} is odd; a block must hold whole pairs, use an even size")
+        if self.num_speculative_tokens != 0:
+            problems.append(
+                f"num_speculative_tokens={self.num_speculative_tokens!r}: this release has no drafts; use 0"
+            )
+        _check_integer(problems, "seed", self.seed, 0)
+        share = self.memory_utilization
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not math.isfinite(share):
+            problems.append(f"memory_utilization={share!r} is not a number")
+        elif not 0 < share <= 1:
+            problems.append(f"memory_utilization={share!r} is outside (0, 1]")
+        names = self.allow_fallback
+        if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) for name in names):
+            problems.append(f"allow_fallback={names!r} is not a list of op names")
+        return problems
+
+
+def _check_choice(problems: list[str], name: str, value: object, choices: tuple[object, ...]) -> None:
+    if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
+        listed = ", ".join(repr(choice) for choice in choices)
+        problems.append(f"{name}={value!r} is not one of {listed}")
+
+
+def _check_integer(problems: list[str], name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        problems.append(f"{name}={value!r} is not an integer")
+    elif not least <= value < 2**31:
+        problems.append(f"{name}={value} is outside [{least}, 2^31)")

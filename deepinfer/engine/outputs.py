@@ -1,0 +1,148 @@
+"""What a user gets back: one record per request, one completion per sibling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal[
+    "stop",
+    "length",
+    "abort",
+    "insufficient_system_resource",
+    "grammar_failed",
+    "image_failed",
+    "invalid",
+    "ignored",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One answer.
+
+    Attributes:
+        index: number of the sibling, 0 for n = 1.
+        text: the text so far, without the stop string unless it was asked for; empty without a tokenizer.
+        token_ids: emitted ids, the stop token included.
+        logprobs: one mapping from id to log-probability per emitted token, the chosen id always in it; None unless
+            asked for.
+        finish_reason: None while the answer grows.
+        stop_reason: the stop string or stop id that ended the answer; None for the end token and other reasons.
+        message: why the request was refused or failed, in words; None otherwise.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[Mapping[int, float], ...] | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """The state of one request after a step; the terminal one has ``finished`` set.
+
+    Attributes:
+        request_id: the caller's id.
+        prompt: the prompt as text, None when it was given as ids.
+        prompt_token_ids: the prompt as ids.
+        prompt_logprobs: one mapping per prompt position, the first entry None; None unless asked for.
+        outputs: one completion per sibling, by index.
+        finished: no further record of this request will come.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    prompt_logprobs: tuple[Mapping[int, float] | None, ...] | None
+    outputs: tuple[CompletionOutput, ...]
+    finished: bool
+
+    def as_json(self) -> dict[str, object]:
+        """Return the line that ``deepinfer generate --json`` prints."""
+        completions: list[dict[str, object]] = []
+        for output in self.outputs:
+            line: dict[str, object] = {
+                "index": output.index,
+                "text": output.text,
+                "token_ids": list(output.token_ids),
+                "finish_reason": output.finish_reason,
+            }
+            if output.stop_reason is not None:
+                line["stop_reason"] = output.stop_reason
+            if output.message is not None:
+                line["message"] = output.message
+            if output.logprobs is not None:
+                line["logprobs"] = [{str(token): value for token, value in entry.items()} for entry in output.logprobs]
+            completions.append(line)
+        record: dict[str, object] = {"request_id": self.request_id, "outputs": completions}
+        if self.prompt_logprobs is not None:
+            record["prompt_logprobs"] = [
+                None if entry is None else {str(token): value for token, value in entry.items()}
+                for entry in self.prompt_logprobs
+            ]
+        return record
+
+
+@dataclass(frozen=True, slots=True)
+class RowRecord:
+    """One request's share of the last step.
+
+    Attributes:
+        request_id: whose rows they were (the sibling's own id for n > 1).
+        cached: positions computed before the step.
+        q: positions computed in the step.
+        k: ``cached + q``.
+        block_table: its blocks, in order.
+        state_slot: its state slot.
+    """
+
+    request_id: str
+    cached: int
+    q: int
+    k: int
+    block_table: tuple[int, ...]
+    state_slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What the last step did: "prefill", "decode" or "empty", and its rows in scheduled order."""
+
+    kind: Literal["prefill", "decode", "empty"]
+    rows: tuple[RowRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counts of the engine as it stands between steps.
+
+    Attributes:
+        free_blocks: blocks that nobody owns.
+        free_state_slots: state slots that nobody owns.
+        num_waiting: requests that wait for admission or for their next chunk.
+        num_running: requests that decode.
+        num_unfinished: requests without a terminal record, siblings counted one by one.
+        usable_blocks: blocks of the pool that can be owned.
+        usable_state_slots: state slots that can be owned.
+        max_model_len: positions that one request may hold.
+        steps: steps run so far, by any kind.
+        emitted_tokens: tokens emitted so far.
+        preemptions: requests preempted so far.
+    """
+
+    free_blocks: int
+    free_state_slots: int
+    num_waiting: int
+    num_running: int
+    num_unfinished: int
+    usable_blocks: int
+    usable_state_slots: int
+    max_model_len: int
+    steps: int
+    emitted_tokens: int
+    preemptions: int

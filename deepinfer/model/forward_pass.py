@@ -1,0 +1,94 @@
+"""What the layers of one forward pass share: ops, tables, caches, addresses, and the picks that layers hand on.
+
+Legend: T rows, K selected entries, B candidate blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from deepinfer.accelerator.batch import StepLayout
+from deepinfer.accelerator.caches import EntryCache, IndexCache, PendingCache, WindowCache
+from deepinfer.accelerator.ops import Ops
+from deepinfer.accelerator.ops.norm import RotaryTable
+from deepinfer.accelerator.ops.selection import Selection
+from deepinfer.model.config import ModelConfig
+from deepinfer.model.roles import LayerRole
+from deepinfer.model.rotary import RotaryTables
+
+
+class LayerCaches(Protocol):
+    """The typed cache views of every layer; the engine's pools have this shape."""
+
+    def window(self, layer: int) -> WindowCache:
+        """Return the window ring of a layer."""
+
+    def entries(self, owner: int) -> EntryCache:
+        """Return the main records of an owner layer."""
+
+    def index_keys(self, owner: int) -> IndexCache:
+        """Return the index keys of an owner layer."""
+
+    def pending(self, owner: int) -> PendingCache:
+        """Return the pending rows of an owner layer with a ratio above one."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryPlaces:
+    """Where the rows of a step put their long-range entries, for one ratio.
+
+    Attributes:
+        slot_T: flat entry slot of the entry that the row completes, -1 if it completes none.
+        position_T: position of the first token of the entry's group: the one by which the entry is rotated.
+    """
+
+    slot_T: Tensor
+    position_T: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardPass:
+    """One pass over one step. Only ``picks`` changes while the layers run.
+
+    Attributes:
+        config: the model.
+        ops: the plan's ops.
+        rotary: both rotary tables.
+        step: the ragged layout.
+        caches: views of every layer.
+        window_slot_T: flat window slot of each row, -1 where the row is not kept.
+        entry_places: addresses per compress ratio.
+        picks: what the indexer layers have published so far, by layer.
+    """
+
+    config: ModelConfig
+    ops: Ops
+    rotary: RotaryTables
+    step: StepLayout
+    caches: LayerCaches
+    window_slot_T: Tensor
+    entry_places: dict[int, EntryPlaces]
+    picks: dict[int, Selection] = field(default_factory=dict)
+
+    @classmethod
+    def begin(
+        cls, config: ModelConfig, ops: Ops, rotary: RotaryTables, step: StepLayout, caches: LayerCaches
+    ) -> ForwardPass:
+        """Derive the addresses that all layers share, once a step."""
+        ratios = sorted({ratio for ratio in config.compress_ratios if ratio})
+        places = {
+            ratio: EntryPlaces(ops.plumbing.entry_slots(step, ratio), step.position_T // ratio * ratio)
+            for ratio in ratios
+        }
+        return cls(config, ops, rotary, step, caches, ops.plumbing.window_slots(step), places)
+
+    def table(self, role: LayerRole) -> RotaryTable:
+        """Return the rotary table of a layer."""
+        return self.rotary.of(role.rope)
+
+    def rms(self, x_TD: Tensor, weight_D: Tensor) -> Tensor:
+        """Normalise with the model's own epsilon."""
+        return self.ops.norm.rms(x_TD, weight_D, self.config.rms_norm_eps)

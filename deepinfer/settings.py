@@ -1,0 +1,188 @@
+"""Environment variables: the one table that declares them, and the only reader of the environment in `deepinfer`.
+
+Everything else receives a frozen :class:`Settings`. ``deepinfer env --markdown`` writes ``docs/environment.md`` from
+the same table, so a variable cannot exist without its type, default and effect being documented.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from deepinfer.errors import ConfigurationError
+
+PREFIX: Final = "DEEPINFER_"
+
+_TRUE: Final = ("1", "true", "yes", "on")
+_FALSE: Final = ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One environment variable.
+
+    Attributes:
+        name: the variable, with the prefix.
+        type: its type in words, as the documentation shows it.
+        default: what an unset variable means, in words.
+        effect: what it does, in one or two sentences.
+        choices: the values that are accepted; empty when any value of the type is.
+    """
+
+    name: str
+    type: str
+    default: str
+    effect: str
+    choices: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> str:
+        """The accepted values in words."""
+        return " | ".join(self.choices) if self.choices else self.type
+
+
+ACCELERATOR: Final = Setting(
+    name="DEEPINFER_ACCELERATOR",
+    type="name of an installed driver",
+    default="the first available of ascend, nvidia, cpu_ref",
+    effect="Chooses the accelerator driver. A driver that is named and cannot be used is an error, never replaced.",
+)
+ALLOW_FALLBACK: Final = Setting(
+    name="DEEPINFER_ALLOW_FALLBACK",
+    type="op names, separated by commas",
+    default="none",
+    effect="Lets the named ops run on the reference driver `cpu_ref` when the chosen driver lacks them. "
+    "Each one shows in the plan and in the log.",
+)
+BATCH_INVARIANT: Final = Setting(
+    name="DEEPINFER_BATCH_INVARIANT",
+    type="bool",
+    default="0",
+    effect="Demands that a request's tokens do not depend on what else is in the batch (repeatability level R2). "
+    "A driver that cannot prove it refuses to start.",
+    choices=("0", "1"),
+)
+LOG_LEVEL: Final = Setting(
+    name="DEEPINFER_LOG_LEVEL",
+    type="level",
+    default="info",
+    effect="Lowest level that the commands log on standard error; `debug` also shows the traceback of an error.",
+    choices=("debug", "info", "warning", "error"),
+)
+
+SETTINGS: Final = (ACCELERATOR, ALLOW_FALLBACK, BATCH_INVARIANT, LOG_LEVEL)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the environment asks for, checked. Field names are the variables' without prefix, in lower case."""
+
+    accelerator: str | None = None
+    allow_fallback: tuple[str, ...] = ()
+    batch_invariant: bool = False
+    log_level: str = "info"
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Return the settings of ``environ`` (this process's environment when None).
+
+        An empty value counts as unset. Raises ConfigurationError with every bad value and every unknown
+        ``DEEPINFER_`` name at once.
+        """
+        reader = _Reader(os.environ if environ is None else environ)
+        settings = cls(
+            accelerator=reader.text(ACCELERATOR),
+            allow_fallback=reader.names(ALLOW_FALLBACK),
+            batch_invariant=reader.flag(BATCH_INVARIANT, default=False),
+            log_level=reader.choice(LOG_LEVEL),
+        )
+        problems = [*reader.problems, *reader.unknown()]
+        if problems:
+            raise ConfigurationError("environment variables", problems)
+        return settings
+
+
+@dataclass(frozen=True, slots=True)
+class SettingValue:
+    """One variable and what the environment says about it; ``value`` is None when it is unset."""
+
+    setting: Setting
+    value: str | None
+
+
+def current(environ: Mapping[str, str] | None = None) -> tuple[SettingValue, ...]:
+    """Return every declared variable with its raw value, unchecked, in the order of the table."""
+    source = os.environ if environ is None else environ
+    return tuple(SettingValue(setting, source.get(setting.name)) for setting in SETTINGS)
+
+
+def markdown() -> str:
+    """Return the page docs/environment.md."""
+    lines = [
+        "# Environment variables",
+        "",
+        "Written by `deepinfer env --markdown > docs/environment.md` from the table in `deepinfer/settings.py`; "
+        "a test fails when the two differ. Edit the table, not this page.",
+        "",
+        f"An empty value counts as unset. A variable that begins with `{PREFIX}` and is not listed here is refused.",
+        "",
+        "| variable | values | default | effect |",
+        "| --- | --- | --- | --- |",
+    ]
+    for setting in SETTINGS:
+        values = setting.values.replace("|", "\\|")
+        lines.append(f"| `{setting.name}` | {values} | {setting.default} | {setting.effect} |")
+    return "\n".join(lines) + "\n"
+
+
+class _Reader:
+    """Parses one variable at a time and gathers every problem."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self.problems: list[str] = []
+
+    def text(self, setting: Setting) -> str | None:
+        return self._environ.get(setting.name, "").strip() or None
+
+    def names(self, setting: Setting) -> tuple[str, ...]:
+        text = self.text(setting)
+        if text is None:
+            return ()
+        names = [name.strip() for name in text.split(",")]
+        if not all(names):
+            self.problems.append(f"{setting.name}={text!r} has an empty entry; write {setting.type}")
+        return tuple(dict.fromkeys(name for name in names if name))
+
+    def flag(self, setting: Setting, *, default: bool) -> bool:
+        text = self.text(setting)
+        if text is None:
+            return default
+        if text.lower() in _TRUE:
+            return True
+        if text.lower() not in _FALSE:
+            accepted = ", ".join(f"{yes}/{no}" for yes, no in zip(_TRUE, _FALSE, strict=True))
+            self.problems.append(f"{setting.name}={text!r} is not a truth value; write one of {accepted}")
+        return False
+
+    def choice(self, setting: Setting) -> str:
+        text = self.text(setting)
+        if text is None:
+            return setting.default
+        if text.lower() not in setting.choices:
+            self.problems.append(f"{setting.name}={text!r} is unknown; write one of {', '.join(setting.choices)}")
+        return text.lower()
+
+    def unknown(self) -> list[str]:
+        known = [setting.name for setting in SETTINGS]
+        problems = []
+        # Any capitalisation: `deepinfer_accelerator` is a mistake as well, and would be ignored in silence.
+        for name in sorted(self._environ):
+            if name.upper().startswith(PREFIX) and name not in known:
+                close = difflib.get_close_matches(name.upper(), known, n=2, cutoff=0.7)
+                advice = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
+                problems.append(f"{name} is not a variable of this version; {advice}")
+        return problems
