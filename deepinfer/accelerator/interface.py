@@ -86,7 +86,7 @@ class LinearShape:
 
 
 class AcceleratorDriver(ABC):
-    """One accelerator behind the contract.
+    """One accelerator behind the contract. The core constructs it without arguments, once per engine.
 
     Attributes:
         name: the name under which the entry point is registered.

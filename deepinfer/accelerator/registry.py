@@ -122,7 +122,7 @@ def _raise_on_failure(_manager: object, point: EntryPoint, error: BaseException)
 def _failure(point: EntryPoint, error: BaseException) -> str:
     return (
         f"driver {point.name!r} ({origin(point)}) failed to load: {type(error).__name__}: {error}. "
-        f"Repair or uninstall its distribution; `deepinfer --debug devices` shows the traceback."
+        f"Repair or uninstall its distribution."
     )
 
 

@@ -95,7 +95,7 @@ def _capabilities(driver: type[AcceleratorDriver]) -> Capabilities:
 
 def _fault(error: DriverLoadError) -> Reason:
     _LOG.debug("a driver failed", exc_info=error)  # the traceback of the vendor's own error
-    return Reason(str(error), "repair or uninstall the distribution that registers it")
+    return Reason(str(error), "look at the traceback: deepinfer --debug devices")
 
 
 def as_json(report: DriverReport) -> Mapping[str, object]:

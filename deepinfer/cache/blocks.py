@@ -36,7 +36,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int, what: str = "block") -> None:
         """Make a pool of ``num_blocks`` numbers, the reserved number 0 included; ``what`` names one in messages."""
-        if num_blocks < 2:  # noqa: PLR2004
+        if num_blocks < 2:
             raise InvariantError(f"a pool needs the reserved {what} 0 and at least one more, got {num_blocks}")
         self._what = what
         self._num_blocks = num_blocks

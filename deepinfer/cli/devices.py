@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 def devices(
     ctx: typer.Context, *, as_json: Annotated[bool, typer.Option("--json", help="Write JSON, with every op.")] = False
 ) -> None:
-    """Show every installed driver: available, unavailable or failed, and why."""
+    """Show every installed driver and its state.
+
+    Available, unavailable or failed to load; each with the reasons and what to do about them.
+    """
     ctx.obj.start()
     from deepinfer.accelerator.survey import as_json as report_as_json
     from deepinfer.accelerator.survey import survey

@@ -16,7 +16,10 @@ def env(
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Write the page docs/environment.md.")] = False,
 ) -> None:
-    """Show every environment variable: value, default, effect. Bad and unknown ones are an error (status 2)."""
+    """Show every environment variable.
+
+    Its value, default and effect. Bad values and unknown variables are an error (status 2).
+    """
     if as_json and as_markdown:
         raise ArgumentError("deepinfer env", ["--json and --markdown exclude each other; give one of them"])
     if as_markdown:

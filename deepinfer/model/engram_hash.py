@@ -8,6 +8,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isqrt
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -36,13 +37,13 @@ _WHITE_SPACE = (
 class TokenizerBackend(Protocol):
     """The part of a ``tokenizers.Tokenizer`` that the token map reads."""
 
-    def get_vocab_size(self, with_added_tokens: bool = ...) -> int:  # noqa: FBT001  # the library's signature
+    def get_vocab_size(self, *, with_added_tokens: bool = ...) -> int:
         """Number of token ids."""
 
     def id_to_token(self, id: int) -> str | None:  # the library's parameter name
         """The raw string of one token."""
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = ...) -> str:  # noqa: FBT001
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str:
         """The text of some tokens."""
 
 
@@ -225,11 +226,9 @@ def _token_key(backend: TokenizerBackend, token: int) -> str:
 
 
 def _is_prime(number: int) -> bool:
-    if number < 2:
+    if number < 4:
+        return number > 1
+    if number % 2 == 0 or number % 3 == 0:
         return False
-    divisor = 2
-    while divisor * divisor <= number:
-        if number % divisor == 0:
-            return False
-        divisor += 1
-    return True
+    # Every other prime lies beside a multiple of six.
+    return all(number % divisor and number % (divisor + 2) for divisor in range(5, isqrt(number) + 1, 6))

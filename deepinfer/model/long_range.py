@@ -106,7 +106,8 @@ def _latent(x_TD: Tensor, weights: CompressorWeights, role: LayerRole, run: Forw
 def _candidates(role: LayerRole, run: ForwardPass) -> Tensor | None:
     if not role.uses_candidates:
         return None
-    published = run.picks.get(run.config.candidate_source_layer_id or 0)
+    source = run.config.candidate_source_layer_id
+    published = None if source is None else run.picks.get(source)
     if published is None or published.candidates_TB is None:
         raise InvariantError(f"layer {role.layer} picks among candidate blocks that no layer has published")
     return published.candidates_TB

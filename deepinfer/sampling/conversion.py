@@ -32,7 +32,7 @@ def number(value: object) -> float:
     try:
         return float(value)
     except OverflowError:
-        return -math.inf if str(value).startswith("-") else math.inf
+        return -math.inf if value < 0 else math.inf
 
 
 def boolean(value: object) -> bool:

@@ -120,7 +120,9 @@ class SamplingParams:
                 object.__setattr__(self, each.name, value)
         if wrong:
             lines = "".join(f"\n  - {problem}" for problem in wrong)
-            raise TypeError(f"SamplingParams: {len(wrong)} value{'' if len(wrong) == 1 else 's'} of a wrong type{lines}")
+            raise TypeError(
+                f"SamplingParams: {len(wrong)} value{'' if len(wrong) == 1 else 's'} of a wrong type{lines}"
+            )
 
     def problems(self, vocab_size: int, limits: SamplingLimits | None = None) -> tuple[str, ...]:
         """Return every reason to refuse a request with these parameters, in words; empty if there is none.

@@ -21,15 +21,20 @@ _PACK = struct.Struct("=dqdqqq")
 
 
 class RowFlag(IntFlag):
-    """What a request may need beyond its constants; the step looks closer only at rows with such a flag."""
+    """What can matter for a request; the union over a batch tells what its step can leave out."""
 
-    BIAS = 1
-    PENALTIES = 2
-    BANS = 4
-    ALLOWED = 8
-    FORCED = 16
-    LOG_PROBABILITIES = 32
-    RAW_LOG_PROBABILITIES = 64
+    GREEDY = 1
+    TOP_K = 2
+    TOP_P = 4
+    TOP_P_ALONE = 8
+    MIN_P = 16
+    BIAS = 32
+    PENALTIES = 64
+    BANS = 128
+    ALLOWED = 256
+    FORCED = 512
+    LOG_PROBABILITIES = 1024
+    RAW_LOG_PROBABILITIES = 2048
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +46,7 @@ class RequestSampling:
     Attributes:
         params: the validated parameters.
         seed: the answer's own seed, never None.
-        flags: which of the following can matter.
+        flags: what can matter.
         constants: the per-row numbers, packed; see :data:`CONSTANT_NAMES`.
         bias_ids: ids of the logit bias.
         bias_values: their values.
@@ -90,7 +95,9 @@ class RequestSampling:
         ban_ends = _early_ban_ends(params, end_token_ids)
         top_k = params.top_k if 0 < params.top_k < vocab_size else 0
         min_weight = int(params.min_p * 2**WEIGHT_BITS)
-        flags = _flags(params, has_bans=bool(params.blacklist_token_ids or ban_ends))
+        flags = _flags(
+            params, top_k=top_k, min_weight=min_weight, has_bans=bool(params.blacklist_token_ids or ban_ends)
+        )
         bias = params.logit_bias or {}
         return cls(
             params=params,
@@ -128,8 +135,13 @@ def _early_ban_ends(params: SamplingParams, end_token_ids: Sequence[int]) -> dic
     return {token_id: end for token_id, end in ends.items() if end > 0}
 
 
-def _flags(params: SamplingParams, *, has_bans: bool) -> RowFlag:
+def _flags(params: SamplingParams, *, top_k: int, min_weight: int, has_bans: bool) -> RowFlag:
     wanted = {
+        RowFlag.GREEDY: params.temperature == 0,
+        RowFlag.TOP_K: top_k > 0,
+        RowFlag.TOP_P: params.top_p < 1,
+        RowFlag.TOP_P_ALONE: params.top_p < 1 and top_k == 0,
+        RowFlag.MIN_P: min_weight > 0,
         RowFlag.BIAS: bool(params.logit_bias),
         RowFlag.PENALTIES: (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) != (0, 0, 1),
         RowFlag.BANS: has_bans,

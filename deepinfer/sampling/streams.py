@@ -9,8 +9,9 @@ from __future__ import annotations
 import random
 from enum import IntEnum
 
-_CASES = 4
-_ORIGINAL_CASES = 3
+import numpy as np
+from numpy.typing import NDArray
+
 _SEED_BITS = 63
 _WORD = 2**64
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
@@ -20,6 +21,15 @@ ORIGINAL_ROW_STEP = 10_000_019
 
 ORIGINAL_DRAFT_SEED_OFFSET = 1_000_000_007
 """In the original's keying, drafts draw at the true position with the seed plus this."""
+
+
+class Keying(IntEnum):
+    """How streams are numbered; the value is how many streams a token index owns."""
+
+    ORIGINAL = 3
+    """The original engine's, for its published vectors: step cuts change its tokens."""
+    INDEX = 4
+    """Ours: by the true index of the token and by nothing else."""
 
 
 class DrawCase(IntEnum):
@@ -38,7 +48,14 @@ def stream(index: int, case: DrawCase = DrawCase.FRESH) -> int:
         index: index of the token being made, in the request's whole history: prompt length + outputs so far.
         case: what is being decided.
     """
-    return _CASES * index + case
+    return Keying.INDEX * index + case
+
+
+def streams(
+    indices: NDArray[np.int64], case: DrawCase = DrawCase.FRESH, keying: Keying = Keying.INDEX
+) -> NDArray[np.int64]:
+    """Return the streams of many draws of one case."""
+    return indices * int(keying) + int(case)
 
 
 def original_stream(position: int, case: DrawCase = DrawCase.FRESH) -> int:
@@ -54,10 +71,9 @@ def original_stream(position: int, case: DrawCase = DrawCase.FRESH) -> int:
     """
     if case == DrawCase.DRAFT:
         raise ValueError(
-            "the original keying has no stream for drafts: "
-            "use case FRESH with the seed plus ORIGINAL_DRAFT_SEED_OFFSET"
+            "the original keying has no stream for drafts: use case FRESH with the seed plus ORIGINAL_DRAFT_SEED_OFFSET"
         )
-    return _ORIGINAL_CASES * position + case
+    return Keying.ORIGINAL * position + case
 
 
 def sibling_seed(seed: int, sibling: int) -> int:

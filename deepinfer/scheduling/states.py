@@ -54,9 +54,8 @@ _FINISHED: Final = frozenset(FINISH_REASONS)
 
 ALLOWED_MOVES: Final[dict[Status, frozenset[Status]]] = {
     # A request can be refused, aborted, or fail in preparation without ever having run; a fork that waits can be
-    # preempted, and a prompt whose only chunk fails ends from here too.
-    Status.WAITING: frozenset({Status.WAITING, Status.RUNNING})
-    | (_FINISHED - {Status.FINISHED_STOPPED, Status.FINISHED_LENGTH_CAPPED}),
+    # preempted; a stop string can be found in the text of a request that was preempted meanwhile.
+    Status.WAITING: frozenset({Status.WAITING, Status.RUNNING}) | (_FINISHED - {Status.FINISHED_LENGTH_CAPPED}),
     Status.RUNNING: frozenset({Status.RUNNING, Status.WAITING}) | (_FINISHED - {Status.FINISHED_IGNORED}),
     # A stop string is found after the tokens were committed; at the position of the length cap, stop wins.
     Status.FINISHED_LENGTH_CAPPED: frozenset({Status.FINISHED_STOPPED}),

@@ -1,22 +1,14 @@
 """The bytes of a block and of a state slot, against the released model's published arithmetic."""
 
-from importlib.resources import files
 from math import lcm
-from pathlib import Path
 
 import pytest
 
 from deepinfer.cache.layout import CacheLayout
 from deepinfer.errors import ConfigurationError
 from deepinfer.model import ModelConfig, derive_roles
+from deepinfer.model.presets import preset
 from deepinfer.numerics import Float32Record, IndexRecord, LongRangeRecord, WindowRecord
-
-PRESETS = files("deepinfer.model") / "presets"
-
-
-def preset(name: str) -> ModelConfig:
-    return ModelConfig.from_file(Path(str(PRESETS / f"{name}.json")))
-
 
 def layout_of(config: ModelConfig, **changes: object) -> CacheLayout:
     options = {"block_size": 128, "backtrack": 1} | changes

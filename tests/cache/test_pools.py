@@ -1,19 +1,17 @@
 """Typed views on the byte pools: they alias the right bytes and nothing else."""
 
-from importlib.resources import files
-from pathlib import Path
-
 import pytest
 import torch
 
 from deepinfer.cache.layout import CacheLayout
 from deepinfer.cache.pools import CachePools
 from deepinfer.errors import ArgumentError
-from deepinfer.model import ModelConfig, derive_roles
+from deepinfer.model import derive_roles
+from deepinfer.model.presets import preset
 
 
 def layout_of(name: str, **changes: object) -> CacheLayout:
-    config = ModelConfig.from_file(Path(str(files("deepinfer.model") / "presets" / f"{name}.json")))
+    config = preset(name)
     options = {"block_size": 8, "backtrack": 4, "draft_stages": 2} | changes
     return CacheLayout.from_config(config, derive_roles(config), **options)
 

@@ -22,6 +22,7 @@ from deepinfer.numerics import (
     dequantise_fp8_blocks,
     dequantise_mxfp4_blocks,
     encode_e2m1,
+    encode_e4m3,
     fake_quant_fp8,
     fake_quant_mxfp4,
     quantise_fp4_e4m3_blocks,
@@ -129,6 +130,14 @@ def test_reciprocal_and_division_differ_in_exactly_42_pairs_of_scale_and_bfloat1
     assert len(scale_index) == 42
     assert set((scales[scale_index].frexp().mantissa * 2).tolist()) == {1.875}
     assert set((x[value_index] / scales[scale_index]).tolist()) == {1.25, 2.5, 5.0}
+
+
+def test_the_long_range_scale_is_a_product_with_a_rounded_sixth_not_a_quotient() -> None:
+    # Just below 6 * 1.1875 the product rounds to 1.1875, a tie that goes up to the even code 0x3A; the quotient by 6
+    # stays below the tie.
+    amax = torch.nextafter(torch.tensor(6 * 1.1875), torch.tensor(0.0))
+    assert encode_e4m3(amax / torch.tensor(6.0)).item() == 0x39
+    assert quantise_fp4_e4m3_blocks(amax.expand(16)).scales.tolist() == [0x3A]
 
 
 def test_the_long_range_quantiser_takes_the_reciprocal_side_of_those_pairs() -> None:

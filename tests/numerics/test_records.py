@@ -88,9 +88,11 @@ def test_float32_records_keep_every_bit() -> None:
 def test_a_float32_record_never_aliases_its_source() -> None:
     x = values(3, 4)
     encoded = Float32Record(4).encode(x)
+    parts = Float32Record(4).encode_parts(x)
     decoded = Float32Record(4).decode(encoded)
     x.zero_()
     assert bool((decoded != 0).all())
+    assert torch.equal(parts.data, encoded)
     encoded.zero_()
     assert bool((decoded != 0).all())
 

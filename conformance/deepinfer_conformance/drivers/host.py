@@ -1,4 +1,7 @@
-"""What the test drivers have in common: a CPU device without a vendor, and weights of which only the name matters."""
+"""What the test drivers have in common: a CPU device without a vendor, and weights of which only the name matters.
+
+Legend: T rows, S streams, D hidden size.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ import torch
 from deepinfer.accelerator.capabilities import Capabilities, OpCapability, Repeatability
 from deepinfer.accelerator.interface import AcceleratorDriver, Availability, LinearShape, MemoryInfo, OpOptions
 from deepinfer.accelerator.ops.base import OpGroup
-from deepinfer.accelerator.weights import Precision, PreparedWeight
-from deepinfer.errors import DeterminismError
+from deepinfer.accelerator.ops.mixing import Mix
+from deepinfer.accelerator.weights import Precision, PreparedWeight, StoredExpert
+from deepinfer.errors import DeterminismError, OpRefusedError
 
 DEFAULT_MEMORY_BYTES = 1 << 30
 """What a test driver says it has: constant, so that pool sizes do not depend on the machine that runs a test."""
@@ -42,6 +46,33 @@ class NamedWeight(PreparedWeight):
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     """Return float64 for float64, float32 for everything else."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def require_named(weight: PreparedWeight) -> NamedWeight:
+    """Return the weight as one that a test driver made; OpRefusedError for a stranger's."""
+    if not isinstance(weight, NamedWeight):
+        raise OpRefusedError(
+            f"weight {weight.name!r} was prepared by {type(weight).__qualname__}, not by this driver; "
+            f"an op takes what its own `prepare` returned."
+        )
+    return weight
+
+
+def zero_mix(streams_TSD: torch.Tensor, dtype: torch.dtype) -> Mix:
+    """Return coefficients of zero for these streams."""
+    rows, streams = streams_TSD.shape[:2]
+    return Mix(
+        pre_TS=streams_TSD.new_zeros((rows, streams), dtype=dtype),
+        post_TS=streams_TSD.new_zeros((rows, streams), dtype=dtype),
+        comb_TSS=streams_TSD.new_zeros((rows, streams, streams), dtype=dtype),
+    )
+
+
+def named_experts(experts: Sequence[StoredExpert]) -> NamedWeight:
+    """Return one name for all routed experts of a layer: that of the first, with the hidden size."""
+    if not experts:
+        raise OpRefusedError("experts.prepare was given no expert; a layer has at least one")
+    return NamedWeight(experts[0].w2.name, 0, experts[0].w2.out_features)
 
 
 class OptionedGroup(OpGroup):

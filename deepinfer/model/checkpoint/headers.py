@@ -38,10 +38,14 @@ class StoredEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardHeader:
-    """What one shard holds; ``problems`` is empty if and only if the file can be mapped safely."""
+    """What one shard holds; ``problems`` is empty if and only if the file can be mapped safely.
+
+    Offsets of ``entries`` count from byte ``data_start`` of the file.
+    """
 
     file: str
     num_bytes: int
+    data_start: int = 0
     entries: dict[str, StoredEntry] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
@@ -77,7 +81,7 @@ def read_header(path: Path) -> ShardHeader:
                 entries[name] = entry
     if not problems:
         problems += _layout_problems(file, entries, size - _LENGTH_BYTES - header_bytes)
-    return ShardHeader(file, size, entries, tuple(problems))
+    return ShardHeader(file, size, _LENGTH_BYTES + header_bytes, entries, tuple(problems))
 
 
 def _decode(file: str, text: bytes, problems: list[str]) -> list[tuple[str, object]]:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
-from safetensors import safe_open
 
 from deepinfer.errors import ArgumentError, CheckpointError
-from deepinfer.model.checkpoint.headers import StoredEntry
+from deepinfer.model.checkpoint.headers import ShardHeader, StoredEntry
+from deepinfer.model.checkpoint.mapped import MappedShard
 from deepinfer.model.checkpoint.matching import match_inventory
 from deepinfer.model.checkpoint.progress import Progress, ProgressCallback
 from deepinfer.model.checkpoint.shards import scan_shards
@@ -58,6 +58,7 @@ class Checkpoint:
         directory: Path,
         config: ModelConfig,
         form: CheckpointForm,
+        headers: Mapping[str, ShardHeader],
         tensors: Mapping[str, tuple[str, StoredEntry]],
         parameters: Mapping[str, Parameter],
         notices: tuple[str, ...],
@@ -71,11 +72,8 @@ class Checkpoint:
         self.unused_names = unused
         self._tensors = dict(tensors)
         self._parameters = dict(parameters)
-        # safe_open maps the file once per handle; the handles share the page cache with every other process.
-        self._handles: dict[str, Any] = {
-            file: safe_open(directory / file, framework="pt")
-            for file in sorted({file for file, _ in self._tensors.values()})
-        }
+        used_files = sorted({file for file, _ in self._tensors.values()})
+        self._shards = {file: MappedShard(directory / file, headers[file].data_start) for file in used_files}
 
     @classmethod
     def open(cls, directory: str | Path, *, groups: tuple[Group, ...] = ("text",)) -> Self:
@@ -106,7 +104,8 @@ class Checkpoint:
             for parameter in match.parameters.values()
             for entry in parameter.entries(match.form)
         }
-        return cls(root, config, match.form, tensors, match.parameters, (*scan.notices, *match.notices), match.unused)
+        notices = (*scan.notices, *match.notices)
+        return cls(root, config, match.form, scan.headers, tensors, match.parameters, notices, match.unused)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -126,8 +125,8 @@ class Checkpoint:
         """
         if name not in self._tensors:
             raise ArgumentError("Checkpoint.tensor", [self._no_such(name)])
-        tensor: torch.Tensor = self._handles[self._tensors[name][0]].get_tensor(name)
-        return tensor
+        file, entry = self._tensors[name]
+        return self._shards[file].tensor(entry)
 
     def weight(self, stem: str) -> StoredTensor:
         """Give one weight with its scales, by its name without ``.weight`` (or a full name that has no such ending).

@@ -1,0 +1,105 @@
+"""The driver class: device, memory, claims, op groups and the proof of repeatability."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import ClassVar
+
+import torch
+
+from deepinfer.accelerator.capabilities import Capabilities, OpCapability, Repeatability
+from deepinfer.accelerator.interface import AcceleratorDriver, Availability, LinearShape, MemoryInfo, OpOptions
+from deepinfer.accelerator.ops import OpGroup
+from deepinfer_cpu_ref.attention import CpuRefAttention
+from deepinfer_cpu_ref.codec import CpuRefCodec
+from deepinfer_cpu_ref.compression import CpuRefCompression
+from deepinfer_cpu_ref.computation import ACTIVATION_DTYPES, Computation
+from deepinfer_cpu_ref.determinism import prove
+from deepinfer_cpu_ref.experts import CpuRefExperts
+from deepinfer_cpu_ref.host_memory import host_memory
+from deepinfer_cpu_ref.linear import CpuRefLinear
+from deepinfer_cpu_ref.memory import CpuRefMemory
+from deepinfer_cpu_ref.mixing import CpuRefMixing
+from deepinfer_cpu_ref.moves import CpuRefMoves
+from deepinfer_cpu_ref.norm import CpuRefNorm
+from deepinfer_cpu_ref.plumbing import CpuRefPlumbing
+from deepinfer_cpu_ref.sampling import CpuRefSampling
+from deepinfer_cpu_ref.selection import CpuRefSelection
+
+GROUPS: tuple[type[OpGroup], ...] = (
+    CpuRefLinear,
+    CpuRefNorm,
+    CpuRefCodec,
+    CpuRefCompression,
+    CpuRefSelection,
+    CpuRefAttention,
+    CpuRefMixing,
+    CpuRefMemory,
+    CpuRefExperts,
+    CpuRefSampling,
+    CpuRefPlumbing,
+    CpuRefMoves,
+)
+
+
+class Driver(AcceleratorDriver):
+    """Every op of the contract on any machine with torch: the reference, the fallback and the embedded default."""
+
+    name: ClassVar[str] = "cpu_ref"
+    interface_version: ClassVar[tuple[int, int]] = (1, 0)
+    version: ClassVar[str] = "0.1.0"
+
+    @classmethod
+    def availability(cls) -> Availability:
+        """Return that the driver can run: it needs nothing but torch."""
+        return Availability(
+            device_name=f"CPU ({platform.machine() or 'unknown architecture'})", runtime=f"torch {torch.__version__}"
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """The host."""
+        return torch.device("cpu")
+
+    def memory(self) -> MemoryInfo:
+        """Return host memory, bounded by the control group of the process."""
+        return host_memory()
+
+    def capabilities(self) -> Capabilities:
+        """Return the claims: every op, in both numerics and both cache formats, R2 when the options ask for it."""
+        claim = OpCapability(
+            dtypes=frozenset(ACTIVATION_DTYPES),
+            numerics=frozenset({"portable", "served"}),
+            kv_formats=frozenset({"released", "float32"}),
+            graph_safe=False,
+            repeatability=Repeatability.BATCH_INVARIANT,
+            provider="native",
+        )
+        names = (f"{group.group}.{name}" for group in GROUPS for name in group.implemented())
+        return Capabilities(ops=MappingProxyType(dict.fromkeys(names, claim)))
+
+    def op_groups(self, options: OpOptions) -> Mapping[str, OpGroup]:
+        """Return one instance of every group, with the arithmetic that ``options`` ask for."""
+        computation = Computation.of(options)
+        return MappingProxyType(
+            {
+                CpuRefLinear.group: CpuRefLinear(computation),
+                CpuRefNorm.group: CpuRefNorm(),
+                CpuRefCodec.group: CpuRefCodec(),
+                CpuRefCompression.group: CpuRefCompression(computation),
+                CpuRefSelection.group: CpuRefSelection(computation),
+                CpuRefAttention.group: CpuRefAttention(computation),
+                CpuRefMixing.group: CpuRefMixing(computation),
+                CpuRefMemory.group: CpuRefMemory(computation),
+                CpuRefExperts.group: CpuRefExperts(computation),
+                CpuRefSampling.group: CpuRefSampling(),
+                CpuRefPlumbing.group: CpuRefPlumbing(),
+                CpuRefMoves.group: CpuRefMoves(),
+            }
+        )
+
+    def set_determinism(self, level: Repeatability, shapes: Sequence[LinearShape]) -> None:
+        """Try ``level`` with the model's shapes, or refuse; see `deepinfer_cpu_ref.determinism`."""
+        prove(level, shapes)

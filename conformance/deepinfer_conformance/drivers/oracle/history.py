@@ -1,0 +1,332 @@
+"""What the oracle's tokens ought to be: computed from a request's history alone, without pages, rings or slots.
+
+Positions are plain list places here. Only the hash functions are shared with the driver, none of its memory code.
+
+Legend: T new rows, P positions, E entries, G n-gram length.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, Self
+
+import torch
+
+from deepinfer.accelerator.ops.selection import SelectionRule
+from deepinfer.errors import ArgumentError
+from deepinfer_conformance.drivers.oracle.hashing import (
+    Role,
+    TokenRule,
+    attended,
+    combined,
+    first_expert,
+    linear_of_parts,
+    ngram_of,
+    pair_of,
+    pending_linear,
+    picks_term,
+    query_of,
+    remembered,
+    score_of,
+    term,
+    token_of,
+)
+from deepinfer_conformance.drivers.oracle.selection import select
+
+_ROWS_AT_ONCE = 256
+"""Rows that are scored against all entries at a time, so that a long prompt does not need rows times entries."""
+
+TokenMap = Callable[[torch.Tensor], torch.Tensor]
+
+
+class OracleModel(Protocol):
+    """What the oracle needs to know of a model; ``deepinfer.model.config.ModelConfig`` has it."""
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Text layers."""
+
+    @property
+    def compress_ratios(self) -> Sequence[int]:
+        """Tokens per entry and layer, 0 for none."""
+
+    @property
+    def kv_source_layer_ids(self) -> Sequence[int]:
+        """Layers that own entries."""
+
+    @property
+    def index_source_layer_ids(self) -> Sequence[int]:
+        """Layers that pick entries."""
+
+    @property
+    def index_topk(self) -> int:
+        """Entries per row."""
+
+    @property
+    def candidate_source_layer_id(self) -> int | None:
+        """Layer that publishes candidate blocks."""
+
+    @property
+    def candidate_topk_blocks(self) -> int:
+        """Candidate blocks per row."""
+
+    @property
+    def candidate_block_size(self) -> int:
+        """Entries per candidate block."""
+
+    @property
+    def sliding_window(self) -> int:
+        """Positions in a window, the row's own included."""
+
+    @property
+    def n_routed_experts(self) -> int:
+        """Experts."""
+
+    @property
+    def num_experts_per_tok(self) -> int:
+        """Experts per row."""
+
+    @property
+    def engram_layer_ids(self) -> Sequence[int]:
+        """Layers with an n-gram table."""
+
+    @property
+    def engram_max_ngram_size(self) -> int:
+        """Longest n-gram."""
+
+    @property
+    def engram_pad_token_id(self) -> int:
+        """Token that stands for a place that cannot be read."""
+
+
+@dataclass(slots=True)
+class _Layer:
+    """What later rows of a request need to know of one layer.
+
+    Attributes:
+        window_sums: [P + 1], sums of the window terms before each position.
+        entry_sums: [E + 1], sums of the entry terms, owners only.
+        keys: [E], terms of the index keys, owners only.
+        waiting: `pending_linear` of the last row, owners with ratio 2 only.
+    """
+
+    window_sums: torch.Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
+    entry_sums: torch.Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
+    keys: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    waiting: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+
+
+class OracleHistory:
+    """The history of one request, and the token that the oracle driver gives after it.
+
+    Extending by all tokens at once or one by one comes to the same. Tensors are never changed in place, so a copy
+    shares them.
+    """
+
+    def __init__(
+        self,
+        model: OracleModel,
+        vocab_size: int,
+        *,
+        rule: TokenRule | None = None,
+        token_map: Sequence[int] | None = None,
+    ) -> None:
+        """Start an empty history.
+
+        Args:
+            model: the model's configuration.
+            vocab_size: width of the logits.
+            rule: how the driver was told to choose tokens; None means the driver's default.
+            token_map: Engram's compressed id of every token id; None means the identity.
+        """
+        self._model = model
+        self._vocab_size = vocab_size
+        self._rule = rule or TokenRule()
+        self._token_map = None if token_map is None else torch.tensor(list(token_map), dtype=torch.int64)
+        self._layers = [_Layer() for _ in range(model.num_hidden_layers)]
+        self._mapped = torch.zeros(0, dtype=torch.int64)
+        self._last: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def __len__(self) -> int:
+        return int(self._mapped.shape[0])
+
+    def copy(self) -> Self:
+        """Return an independent history that continues from here: what a fork has."""
+        twin = copy.copy(self)
+        twin._layers = [copy.copy(layer) for layer in self._layers]
+        return twin
+
+    def extend(self, ids: Sequence[int], image_mask: Sequence[bool] | None = None) -> None:
+        """Append tokens; ``image_mask`` marks those inside image spans (their embedding must be that of their id)."""
+        problems = [f"id {token} is outside the vocabulary" for token in ids if not 0 <= token < self._vocab_size]
+        if image_mask is not None and len(image_mask) != len(ids):
+            problems.append(f"{len(image_mask)} image flags for {len(ids)} ids")
+        if problems:
+            raise ArgumentError("OracleHistory.extend", problems)
+        if not ids:
+            return
+        rows = _Rows(
+            positions=torch.arange(len(self), len(self) + len(ids)),
+            ids=torch.tensor(list(ids), dtype=torch.int64),
+            images=torch.tensor(list(image_mask or [False] * len(ids)), dtype=torch.bool),
+        )
+        look_back_TG = self._look_back(rows)
+        digests = torch.zeros_like(rows.ids)
+        picks: dict[int, torch.Tensor] = {}
+        candidates: torch.Tensor | None = None
+        for number, layer in enumerate(self._layers):
+            if number in self._model.engram_layer_ids:
+                pad_id = int(self._map(torch.tensor([self._model.engram_pad_token_id]))[0])
+                folded = remembered(digests, ngram_of(look_back_TG, pad_id))
+                digests = torch.where(rows.images, digests, folded)
+            self._remember(layer, number, rows, digests)
+            ratio = self._model.compress_ratios[number]
+            linear = linear_of_parts(rows.ids, digests, rows.positions)
+            if ratio and number in self._model.index_source_layer_ids:
+                picks[number], published = self._pick(number, rows, linear, candidates)
+                candidates = candidates if published is None else published
+            digests = self._attend(layer, number, rows, linear, picks)
+            first = first_expert(
+                linear_of_parts(rows.ids, digests, torch.zeros_like(digests)), rows.images, self._experts
+            )
+            slots_Tk = (first[:, None] + torch.arange(self._model.num_experts_per_tok)) % self._experts + 1
+            digests = combined(digests, slots_Tk)
+        self._last = (rows.ids[-1:], digests[-1:])
+
+    def next_token(self) -> int:
+        """Return the token that follows; the history must not be empty."""
+        if self._last is None:
+            raise ArgumentError("OracleHistory.next_token", ["the history is empty; extend it first"])
+        ids, digests = self._last
+        return int(token_of(ids, digests, self._vocab_size, self._rule)[0])
+
+    @property
+    def _experts(self) -> int:
+        return self._model.n_routed_experts
+
+    def _map(self, ids: torch.Tensor) -> torch.Tensor:
+        return ids if self._token_map is None else self._token_map[ids]
+
+    def _look_back(self, rows: _Rows) -> torch.Tensor:
+        """Return [T, G] mapped ids, -1 where there is none, and remember the new ones."""
+        mapped = torch.where(rows.images, -1, self._map(rows.ids))
+        self._mapped = torch.cat((self._mapped, mapped))
+        size = max(self._model.engram_max_ngram_size, 1)
+        padded = torch.nn.functional.pad(self._mapped, (size - 1, 0), value=-1)
+        return torch.stack([padded[rows.positions + size - 1 - back] for back in range(size)], dim=1)
+
+    def _remember(self, layer: _Layer, number: int, rows: _Rows, digests: torch.Tensor) -> None:
+        """Append the rows' window terms, and the entries that they complete."""
+        linear = linear_of_parts(rows.ids, digests, rows.positions)
+        layer.window_sums = _appended(layer.window_sums, term(Role.WINDOW, rows.positions, linear))
+        ratio = self._model.compress_ratios[number]
+        if not ratio or number not in self._model.kv_source_layer_ids:
+            return
+        if ratio == 1:
+            places, entry_ids, entry_digests = rows.positions, rows.ids, digests
+        else:
+            later = linear_of_parts(rows.ids, digests, rows.positions + 1)
+            halves = torch.cat((layer.waiting, pending_linear(linear, later)))
+            start = int(rows.positions[0]) - int(layer.waiting.shape[0])
+            pairs = halves[: halves.shape[0] // 2 * 2].view(-1, 2)
+            pair = pair_of(pairs[:, 0], pairs[:, 1])
+            places = start // 2 + torch.arange(pairs.shape[0])
+            entry_ids, entry_digests = pair.ids, pair.digests
+            layer.waiting = halves[pairs.numel() :]
+        entry_linear = linear_of_parts(entry_ids, entry_digests, places * ratio)
+        layer.entry_sums = _appended(layer.entry_sums, term(Role.ENTRY, places, entry_linear))
+        layer.keys = torch.cat((layer.keys, term(Role.KEY, places, entry_linear)))
+
+    def _pick(
+        self, number: int, rows: _Rows, linear: torch.Tensor, candidates: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the rows' picks and, of the publishing layer, their candidate blocks."""
+        model = self._model
+        source = model.candidate_source_layer_id
+        owner = _owner(model.kv_source_layer_ids, number)
+        rule = SelectionRule(
+            top_k=model.index_topk,
+            candidate_blocks=model.candidate_topk_blocks,
+            candidate_block_size=model.candidate_block_size,
+            publish=number == source,
+        )
+        limit = candidates if source is not None and owner == source < number else None
+        keys, queries = self._layers[owner].keys, query_of(linear)
+        visible = (rows.positions + 1) // model.compress_ratios[number]
+        parts = [
+            select(
+                score_of(queries[start:stop, None], keys),
+                visible[start:stop],
+                rule,
+                None if limit is None else limit[start:stop],
+            )
+            for start, stop in _pieces(int(rows.ids.shape[0]))
+        ]
+        blocks = [part.candidates_TB for part in parts if part.candidates_TB is not None]
+        return torch.cat([part.entries_TK for part in parts]), torch.cat(blocks) if blocks else None
+
+    def _attend(
+        self, layer: _Layer, number: int, rows: _Rows, linear: torch.Tensor, picks: dict[int, torch.Tensor]
+    ) -> torch.Tensor:
+        """Return the digests after attention."""
+        model, positions = self._model, rows.positions
+        start = (positions + 1 - model.sliding_window).clamp(min=0)
+        window_sum = layer.window_sums[positions + 1] - layer.window_sums[start]
+        ratio = model.compress_ratios[number]
+        if not ratio:
+            return attended(linear, positions, window_sum, 0, 0)
+        owner = self._layers[_owner(model.kv_source_layer_ids, number)]
+        picked = picks[_owner(model.index_source_layer_ids, number)]
+        return attended(linear, positions, window_sum, owner.entry_sums[(positions + 1) // ratio], picks_term(picked))
+
+
+def oracle_tokens(
+    prompt_ids: Sequence[int],
+    count: int,
+    config: OracleModel,
+    vocab_size: int,
+    *,
+    rule: TokenRule | None = None,
+    token_map: Sequence[int] | None = None,
+) -> list[int]:
+    """Return the ``count`` tokens that the oracle driver gives after a prompt, whatever the scheduler does meanwhile.
+
+    Args:
+        prompt_ids: the prompt, not empty.
+        count: tokens to make; an end token does not stop them.
+        config: the model's configuration.
+        vocab_size: width of the logits.
+        rule: how the driver was told to choose tokens; None means the driver's default.
+        token_map: Engram's compressed id of every token id; None means the identity.
+    """
+    history = OracleHistory(config, vocab_size, rule=rule, token_map=token_map)
+    history.extend(prompt_ids)
+    tokens: list[int] = []
+    for _ in range(count):
+        if tokens:
+            history.extend(tokens[-1:])
+        tokens.append(history.next_token())
+    return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """New rows of a history, one value each."""
+
+    positions: torch.Tensor
+    ids: torch.Tensor
+    images: torch.Tensor
+
+
+def _owner(layers: Sequence[int], number: int) -> int:
+    return max(layer for layer in layers if layer <= number)
+
+
+def _appended(sums: torch.Tensor, terms: torch.Tensor) -> torch.Tensor:
+    return torch.cat((sums, sums[-1:] + terms.cumsum(0)))
+
+
+def _pieces(rows: int) -> list[tuple[int, int]]:
+    return [(start, min(start + _ROWS_AT_ONCE, rows)) for start in range(0, rows, _ROWS_AT_ONCE)]

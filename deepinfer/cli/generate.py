@@ -1,0 +1,217 @@
+"""`deepinfer generate`: prompts in, text or JSON lines out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from deepinfer.cli import options, show
+from deepinfer.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from deepinfer.engine.outputs import CompletionOutput, RequestOutput
+    from deepinfer.llm import LLM
+    from deepinfer.sampling.params import SamplingParams
+
+DEFAULT_PROMPT: Final = "Once upon a time"
+
+_Prompts = list[str | list[int]]
+
+
+def generate(
+    ctx: typer.Context,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PROMPT", help=f"Texts to continue; without any, {DEFAULT_PROMPT!r}."),
+    ] = None,
+    *,
+    prompt_ids: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID,ID,...", help="A prompt as token ids. May be repeated; these prompts come after the texts."
+        ),
+    ] = None,
+    model: options.Model = None,
+    accelerator: options.Accelerator = None,
+    temperature: Annotated[float, typer.Option(help="0 always takes the most probable token.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Keep the k most probable tokens; -1 keeps all.")] = -1,
+    top_p: Annotated[float, typer.Option(help="Keep the most probable tokens up to this share.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Keep tokens at least this fraction as probable as the best.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Key of the random draws; unset: each request has its own.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to emit per answer.")] = 16,
+    min_tokens: Annotated[int, typer.Option(help="No end before this many tokens.")] = 0,
+    n: Annotated[int, typer.Option("--n", help="Answers per prompt.")] = 1,
+    stop: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="End when this text appears. May be repeated.")
+    ] = None,
+    stop_token_ids: Annotated[
+        str | None, typer.Option(metavar="ID,ID,...", help="End when one of these tokens is emitted.")
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Do not end at the model's end-of-sequence token.")
+    ] = False,
+    logprobs: Annotated[
+        int | None, typer.Option(metavar="N", help="With --json: list the N best tokens per emitted token.")
+    ] = None,
+    dtype: options.Dtype = None,
+    numerics: options.Numerics = "portable",
+    kv_cache_dtype: options.KvCacheDtype = "released",
+    max_model_len: Annotated[int | None, typer.Option(help="Positions a request may hold; unset: what fits.")] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="Requests that run at once.")] = 64,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Query positions of a prefill step.")] = 2048,
+    block_size: Annotated[int, typer.Option(help="Positions per cache block, even.")] = 128,
+    num_blocks: Annotated[int | None, typer.Option(help="Cache blocks; unset: from the memory budget.")] = None,
+    num_state_slots: Annotated[int | None, typer.Option(help="State slots; unset: from --max-num-seqs.")] = None,
+    memory_utilization: Annotated[float, typer.Option(help="Share of free device memory for caches.")] = 0.9,
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON line per request.")] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Write text as it comes; with --json a line per request and step.")
+    ] = False,
+) -> None:
+    """Generate text for each PROMPT.
+
+    Text goes to standard output with control characters escaped; progress and the log go to standard error. Without
+    --model the small model of the package answers: its weights are random, so its text is noise.
+    """
+    ctx.obj.start()
+    problems: list[str] = []
+    listed: _Prompts = list(prompts or ())
+    listed += [options.token_ids("--prompt-ids", text, problems) for text in prompt_ids or ()]
+    if not listed:
+        listed = [DEFAULT_PROMPT]
+    stop_ids = options.token_ids("--stop-token-ids", stop_token_ids, problems) if stop_token_ids is not None else []
+    if logprobs is not None and not as_json:
+        problems.append("--logprobs needs --json, which is where they are written")
+
+    # From here on torch is imported: everything that can be refused without it has been looked at.
+    from deepinfer.engine.options import EngineKeywords, EngineOptions
+    from deepinfer.sampling.params import SamplingParams
+
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        n=n,
+        stop=tuple(stop or ()),
+        stop_token_ids=tuple(stop_ids),
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
+    )
+    # The vocabulary is known once the model is loaded; the engine looks at ids again then.
+    problems += params.problems(vocab_size=2**31 - 1)
+    keywords = EngineKeywords(
+        dtype=dtype,
+        numerics=numerics,
+        kv_cache_dtype=kv_cache_dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        num_state_slots=num_state_slots,
+        memory_utilization=memory_utilization,
+    )
+    try:
+        EngineOptions.from_keywords(keywords)
+    except ArgumentError as error:
+        problems += error.problems
+    if problems:
+        raise ArgumentError("deepinfer generate", problems)
+
+    from deepinfer.llm import LLM
+
+    llm = LLM(model, accelerator, **keywords)
+    if stream:
+        is_single = len(listed) * n == 1
+        failures = _write_stream(llm.stream(listed, params), as_json=as_json, with_headings=not is_single)
+    else:
+        failures = _write_all(llm, listed, params, as_json=as_json)
+    for failure in failures:
+        print(f"error: {failure}", file=sys.stderr)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _write_all(llm: LLM, prompts: _Prompts, params: SamplingParams, *, as_json: bool) -> list[str]:
+    failures: list[str] = []
+    records = llm.generate(prompts, params, use_tqdm=True)
+    is_single = len(records) == 1 and len(records[0].outputs) == 1
+    for record in records:
+        if as_json:
+            print(show.line_json(record.as_json()))
+        else:
+            for answer in record.outputs:
+                heading = "" if is_single else _heading(record, answer)
+                print(f"{heading}{_body(answer)}")
+        failures += _failures(record)
+    return failures
+
+
+def _write_stream(records: Iterable[RequestOutput], *, as_json: bool, with_headings: bool) -> list[str]:
+    failures: list[str] = []
+    printer = _StreamPrinter(with_headings=with_headings)
+    for record in records:
+        if as_json:
+            print(show.line_json(record.as_json()), flush=True)
+        else:
+            printer.show(record)
+        if record.finished:
+            failures += _failures(record)
+    return failures
+
+
+class _StreamPrinter:
+    """Writes growing answers one after the other: the first unfinished one lives, later ones wait their turn."""
+
+    def __init__(self, *, with_headings: bool) -> None:
+        self._with_headings = with_headings
+        self._latest: dict[tuple[str, int], tuple[RequestOutput, CompletionOutput]] = {}
+        self._order: list[tuple[str, int]] = []
+        self._turn = 0
+        self._is_begun = False
+        self._written_characters = 0
+
+    def show(self, record: RequestOutput) -> None:
+        for answer in record.outputs:
+            key = (record.request_id, answer.index)
+            if key not in self._latest:
+                self._order.append(key)
+            self._latest[key] = (record, answer)
+        while self._turn < len(self._order):
+            owner, answer = self._latest[self._order[self._turn]]
+            if self._with_headings and not self._is_begun:
+                print(_heading(owner, answer), end="")
+            self._is_begun = True
+            body = _body(answer)
+            print(body[self._written_characters :], end="", flush=True)
+            self._written_characters = len(body)
+            if answer.finish_reason is None:
+                return
+            print()
+            self._turn += 1
+            self._is_begun = False
+            self._written_characters = 0
+
+
+def _heading(record: RequestOutput, answer: CompletionOutput) -> str:
+    return f"[request {record.request_id}, answer {answer.index}]\n"
+
+
+def _body(answer: CompletionOutput) -> str:
+    """Return the text, or the ids of a model that has no tokenizer."""
+    return show.printable(answer.text) if answer.text or not answer.token_ids else " ".join(map(str, answer.token_ids))
+
+
+def _failures(record: RequestOutput) -> list[str]:
+    return [
+        f"request {record.request_id}, answer {answer.index} ended as {answer.finish_reason!r}: {answer.message}"
+        for answer in record.outputs
+        if answer.message is not None
+    ]

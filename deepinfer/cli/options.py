@@ -1,0 +1,45 @@
+"""Options that several commands share, and values that need more than a conversion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+Model = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", exists=True, file_okay=False, help="Checkpoint directory; unset: the small model of the package."
+    ),
+]
+Accelerator = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Driver; unset: DEEPINFER_ACCELERATOR, else the first available of ascend, nvidia, cpu_ref.",
+    ),
+]
+Dtype = Annotated[
+    Literal["float32", "bfloat16", "float64"] | None,
+    typer.Option(help="Activations; unset: float32, or bfloat16 with --numerics served."),
+]
+Numerics = Annotated[Literal["portable", "served"], typer.Option(help="Numerics contract.")]
+KvCacheDtype = Annotated[
+    Literal["released", "float32"], typer.Option(help="Quantised cache records as released, or unquantised ones.")
+]
+
+
+def token_ids(option: str, text: str, problems: list[str]) -> list[int]:
+    """Return the ids of ``"1,2,3"``; what is not an id of 0 or more becomes one problem."""
+    ids: list[int] = []
+    wrong: list[str] = []
+    for part in text.split(","):
+        word = part.strip()
+        if word.isascii() and word.isdigit():
+            ids.append(int(word))
+        else:
+            wrong.append(repr(word))
+    if wrong:
+        problems.append(f"{option} {text!r}: {', '.join(wrong)} no token id; write whole numbers parted by commas")
+    return ids

@@ -1,0 +1,114 @@
+"""From a directory and a driver name to an engine that is ready: every check happens here, before anything is served."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from os import PathLike
+from pathlib import Path
+
+from tqdm import tqdm
+
+from deepinfer.accelerator import AcceleratorDriver, OpOptions, Plan, Repeatability, make_plan
+from deepinfer.accelerator import registry
+from deepinfer.accelerator.plan import REFERENCE
+from deepinfer.accelerator.selection import select
+from deepinfer.cache.layout import CacheLayout
+from deepinfer.cache.pools import CachePools
+from deepinfer.engine.engine import Engine
+from deepinfer.engine.memory import plan_pools
+from deepinfer.engine.options import EngineOptions
+from deepinfer.engine.worker import Worker
+from deepinfer.model.checkpoint import Checkpoint, Progress, packaged_model_path
+from deepinfer.model.config import ModelConfig
+from deepinfer.model.engram_hash import token_map
+from deepinfer.model.linear_shapes import linear_shapes
+from deepinfer.model.roles import derive_roles
+from deepinfer.model.rotary import rotary_tables
+from deepinfer.model.transformer import Transformer
+from deepinfer.model.weights import TransformerWeights, load_model
+from deepinfer.settings import Settings
+from deepinfer.tokenizer import Tokenizer
+
+_LOG = logging.getLogger(__name__)
+
+
+def build_engine(
+    model: str | PathLike[str] | None = None,
+    accelerator: str | None = None,
+    options: EngineOptions | None = None,
+    settings: Settings | None = None,
+) -> Engine:
+    """Select a driver, plan its ops, load the model, size the pools, and return the engine.
+
+    Args:
+        model: checkpoint directory; None means the packaged model.
+        accelerator: driver name; None means the environment's, or the first that is available.
+        options: the engine's options; None means the defaults.
+        settings: the environment's settings; None reads them.
+    """
+    settings = settings if settings is not None else Settings.from_environment()
+    options = options if options is not None else EngineOptions()
+    directory = Path(model) if model is not None else packaged_model_path()
+    selection = select(accelerator, settings)
+    driver = selection.driver()
+    plan = plan_ops(driver, options, settings)
+    checkpoint = Checkpoint.open(directory)
+    for notice in checkpoint.notices:
+        _LOG.info("%s: %s", directory, notice)
+    config = checkpoint.config
+    if plan.options.batch_invariant:
+        driver.set_determinism(Repeatability.BATCH_INVARIANT, linear_shapes(config, plan.options))
+
+    tokenizer = Tokenizer.from_directory(directory)
+    transformer_weights = _load(config, checkpoint, plan, driver, tokenizer)
+    roles = derive_roles(config)
+    layout = CacheLayout.from_config(
+        config,
+        roles,
+        block_size=options.block_size,
+        backtrack=options.backtrack,
+        kv_cache_dtype=options.kv_cache_dtype,
+    )
+    pool_plan = plan_pools(options, layout, driver.memory(), config.max_position_embeddings)
+    _LOG.info("%s", pool_plan.arithmetic)
+    pools = CachePools.allocate(
+        layout, driver, num_blocks=pool_plan.num_blocks, num_slots=pool_plan.num_state_slots
+    )
+    rotary = rotary_tables(config, pool_plan.max_model_len).to(driver.device)
+    transformer = Transformer(config, transformer_weights, plan.ops, rotary)
+    worker = Worker(transformer, pools, driver, plan.ops)
+    return Engine(config, options, pool_plan, worker, plan, tokenizer)
+
+
+def plan_ops(driver: AcceleratorDriver, options: EngineOptions, settings: Settings) -> Plan:
+    """Make the plan of a driver that was selected, with the fallbacks that options and environment allow."""
+    invariant = options.batch_invariant if options.batch_invariant is not None else settings.batch_invariant
+    op_options = OpOptions(
+        activation_dtype=options.activation_dtype,
+        numerics=options.numerics,
+        kv_cache_dtype=options.kv_cache_dtype,
+        batch_invariant=invariant,
+    )
+    allowed = {*settings.allow_fallback, *options.allow_fallback}
+    reference: AcceleratorDriver | None = None
+    if driver.name != REFERENCE and (allowed or driver.capabilities().declared_fallbacks):
+        reference = registry.load(REFERENCE)()
+    plan = make_plan(driver, op_options, allow_fallback=allowed, reference=reference)
+    if plan.fallbacks:
+        _LOG.warning("%d ops run on %s: %s", len(plan.fallbacks), REFERENCE, ", ".join(plan.fallbacks))
+    return plan
+
+
+def _load(
+    config: ModelConfig, checkpoint: Checkpoint, plan: Plan, driver: AcceleratorDriver, tokenizer: Tokenizer | None
+) -> TransformerWeights:
+    mapping = token_map(tokenizer.backend if tokenizer is not None else None, config)
+    # A bar only where somebody looks: logs and pipes get none.
+    with tqdm(desc="loading", unit="B", unit_scale=True, disable=not sys.stderr.isatty(), leave=False) as bar:
+
+        def show(progress: Progress) -> None:
+            bar.total = progress.total_bytes
+            bar.update(progress.done_bytes - bar.n)
+
+        return load_model(config, checkpoint, plan.ops, driver.device, token_map=mapping, progress=show)

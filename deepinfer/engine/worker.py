@@ -1,0 +1,140 @@
+"""The worker: one scheduled step on the device, from pending copies to sampled tokens.
+
+Legend: T rows, R requests, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from deepinfer.accelerator import AcceleratorDriver, Ops
+from deepinfer.cache.pools import CachePools
+from deepinfer.engine.step_inputs import build_step_inputs
+from deepinfer.model.transformer import GivenEmbeddings, Transformer
+from deepinfer.sampling.prompt import ROWS_PER_PIECE, PromptLogProbabilities
+from deepinfer.sampling.rows import RowRequest, build_sampling_step
+from deepinfer.sampling.sampler import SampledRow, Sampler
+from deepinfer.scheduling.step import CopyPair, ScheduledStep
+
+
+@dataclass(slots=True)
+class LogitsRequest:
+    """Where the logits of every prompt position of one request are collected.
+
+    Attributes:
+        rows: float32 [positions so far, V] pieces, in order of positions.
+        collected: positions collected so far; a position that is computed again is not collected twice.
+    """
+
+    rows: list[torch.Tensor]
+    collected: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RowExtras:
+    """What one request of a step wants beyond a token; all None for most.
+
+    Attributes:
+        embeddings_PD: embeddings of its prompt positions [P, D], read at image positions.
+        prompt_log_probabilities: the list that its prompt rows fill.
+        logits: the collection that its prompt rows fill.
+    """
+
+    embeddings_PD: torch.Tensor | None = None
+    prompt_log_probabilities: PromptLogProbabilities | None = None
+    logits: LogitsRequest | None = None
+
+
+NO_EXTRAS = RowExtras()
+
+
+class Worker:
+    """Runs steps on one device. It keeps nothing about requests: what it remembers lies in the pools."""
+
+    def __init__(self, transformer: Transformer, pools: CachePools, driver: AcceleratorDriver, ops: Ops) -> None:
+        self.pools = pools
+        self._transformer = transformer
+        self._driver = driver
+        self._ops = ops
+        self._sampler = Sampler(ops.sampling)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the step runs."""
+        return self._driver.device
+
+    def copy(self, step: ScheduledStep) -> None:
+        """Execute the pending copies of forks; they come before anything of this step touches the caches."""
+        self._copy(self.pools.block_bytes_Nb, step.block_copies)
+        self._copy(self.pools.slot_bytes_Zb, step.slot_copies)
+
+    def run(
+        self, step: ScheduledStep, requests: Sequence[RowRequest], extras: Sequence[RowExtras]
+    ) -> list[SampledRow]:
+        """Run a step with at least one request and return what the last row of each request came to.
+
+        Args:
+            step: what the scheduler decided; its copies have been executed.
+            requests: the sampling of each request, in the order of the step.
+            extras: what each request wants beyond a token.
+        """
+        layout = self.pools.layout
+        inputs = build_step_inputs(step, block_size=layout.block_size, ring=layout.ring, device=self.device)
+        with torch.inference_mode():
+            tokens_TG = self._transformer.ngram_tokens(inputs.ids_T, inputs.history_RG, inputs.layout)
+            embeddings = self._given_embeddings(step, extras, inputs.layout.image_T)
+            hidden = self._transformer.forward(inputs.ids_T, tokens_TG, inputs.layout, self.pools, embeddings)
+            logits_RV = self._project(hidden.hidden_TD.index_select(0, inputs.last_row_R))
+            sampling = build_sampling_step(requests, self.device)
+            sampled = self._sampler.sample(logits_RV, sampling)
+            self._fill_extras(step, extras, hidden.hidden_TD)
+            return sampled.read()
+
+    def _project(self, hidden_BD: torch.Tensor) -> torch.Tensor:
+        return self._transformer.logits(hidden_BD).to(torch.float32)
+
+    def _copy(self, pool_Nb: torch.Tensor, pairs: Sequence[CopyPair]) -> None:
+        if pairs:
+            source_n = torch.tensor([pair.source for pair in pairs], dtype=torch.int64, device=self.device)
+            target_n = torch.tensor([pair.destination for pair in pairs], dtype=torch.int64, device=self.device)
+            self._ops.moves.copy(pool_Nb, source_n, target_n)
+
+    def _given_embeddings(
+        self, step: ScheduledStep, extras: Sequence[RowExtras], image_T: torch.Tensor
+    ) -> GivenEmbeddings | None:
+        if all(extra.embeddings_PD is None for extra in extras):
+            return None
+        pieces = []
+        is_given = []
+        for cached, q, extra in zip(step.cached_R.tolist(), step.q_R.tolist(), extras, strict=True):
+            width = self._transformer.config.hidden_size
+            piece_QD = torch.zeros(q, width)
+            given = extra.embeddings_PD
+            if given is not None:
+                rows_QD = given[cached : cached + q]
+                piece_QD[: len(rows_QD)] = rows_QD
+            pieces.append(piece_QD)
+            is_given.append(torch.full((q,), given is not None))
+        mask_T = torch.cat(is_given).to(self.device) & image_T
+        return GivenEmbeddings(torch.cat(pieces).to(self.device), mask_T)
+
+    def _fill_extras(self, step: ScheduledStep, extras: Sequence[RowExtras], hidden_TD: torch.Tensor) -> None:
+        start = 0
+        for cached, q, extra in zip(step.cached_R.tolist(), step.q_R.tolist(), extras, strict=True):
+            listed = extra.prompt_log_probabilities
+            if listed is not None and (wanted := listed.wanted(cached, q)):
+                rows_TD = hidden_TD[start + wanted.start - cached : start + wanted.stop - cached]
+                listed.record(wanted, rows_TD, self._project, self._ops.sampling)
+            if extra.logits is not None:
+                first = max(cached, extra.logits.collected)
+                rows_TD = hidden_TD[start + first - cached : start + q]
+                extra.logits.rows += _in_pieces(rows_TD, self._project)
+                extra.logits.collected = max(extra.logits.collected, cached + q)
+            start += q
+
+
+def _in_pieces(hidden_TD: torch.Tensor, project: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+    return [project(hidden_TD[start : start + ROWS_PER_PIECE]).cpu() for start in range(0, len(hidden_TD), ROWS_PER_PIECE)]

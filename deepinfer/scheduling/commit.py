@@ -1,0 +1,111 @@
+"""What becomes of a step's result: progress, new tokens, stop tests, endings.
+
+Shapes: R requests of the step; E rows that emit a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.errors import InvariantError
+from deepinfer.scheduling.admission import Admission
+from deepinfer.scheduling.memory import Memory
+from deepinfer.scheduling.roster import Roster
+from deepinfer.scheduling.sequence import NO_TOKEN, Sequence
+from deepinfer.scheduling.states import Status
+from deepinfer.scheduling.step import ScheduledStep, StepCommit, TerminalRecord
+
+
+class RowFailure(NamedTuple):
+    """Why one row of a step has no token: the request ends with this status and text."""
+
+    status: Status
+    text: str
+
+
+class Commit:
+    """Applies results to the requests they were computed for, and to nobody else."""
+
+    def __init__(self, memory: Memory, roster: Roster, admission: Admission) -> None:
+        self._memory = memory
+        self._roster = roster
+        self._admission = admission
+
+    def apply(
+        self, step: ScheduledStep, token_ids_R: NDArray[np.int64], failures: Mapping[int, RowFailure]
+    ) -> StepCommit:
+        """Commit one sampled token per row, except for rows that failed, are unfinished chunks, or changed hands."""
+        _refuse_misfit(step, token_ids_R, failures)
+        table = self._memory.table
+        rows_R = step.table_row_R
+        is_valid_R = table.epoch[rows_R] == step.epoch_R
+        failed = [index for index in sorted(failures) if is_valid_R[index]]
+        is_valid_R[failed] = False
+        is_finished_R = np.zeros(len(rows_R), dtype=np.bool_)
+        is_finished_R[failed] = True
+        terminals = [
+            self._roster.end(step.sequences[index], failures[index].status, text=failures[index].text)
+            for index in failed
+        ]
+
+        is_emitted_R = is_valid_R & ~step.is_partial_R
+        valid_rows = rows_R[is_valid_R]
+        table.computed[valid_rows] += step.q_R[is_valid_R]
+        emitting_E = np.flatnonzero(is_emitted_R)
+        rows_E = rows_R[emitting_E]
+        tokens_E = token_ids_R[emitting_E]
+        table.append_tokens(rows_E, tokens_E)
+        if step.kind == "prefill":
+            self._place_after_prompt(step, is_valid_R)
+
+        stopped_E = self._is_stop_token(rows_E, tokens_E)
+        ended_E = stopped_E | (table.length[rows_E] >= table.length_limit[rows_E])
+        for nth in np.flatnonzero(ended_E).tolist():
+            index = int(emitting_E[nth])
+            is_finished_R[index] = True
+            terminals.append(self._end(step.sequences[index], int(tokens_E[nth]), is_stopped=bool(stopped_E[nth])))
+
+        token_R = np.where(is_emitted_R, token_ids_R, NO_TOKEN)
+        return StepCommit(step, token_R, is_emitted_R, is_finished_R, tuple(terminals))
+
+    def _place_after_prompt(self, step: ScheduledStep, is_valid_R: NDArray[np.bool_]) -> None:
+        unfinished = []
+        for index in np.flatnonzero(is_valid_R).tolist():
+            if step.is_partial_R[index]:
+                unfinished.append(step.sequences[index])
+            else:
+                self._roster.join_running(step.sequences[index])
+        self._admission.return_unfinished(unfinished)
+
+    def _is_stop_token(self, rows_E: NDArray[np.int64], tokens_E: NDArray[np.int64]) -> NDArray[np.bool_]:
+        table = self._memory.table
+        stopped_E: NDArray[np.bool_] = tokens_E == table.eos_token_id[rows_E]
+        for nth in np.flatnonzero(table.has_stop_token_ids[rows_E]).tolist():
+            sequence: Sequence = table.occupant[rows_E[nth]]
+            if int(tokens_E[nth]) in sequence.stop_rules.stop_token_ids:
+                stopped_E[nth] = True
+        return stopped_E
+
+    def _end(self, sequence: Sequence, token_id: int, *, is_stopped: bool) -> TerminalRecord:
+        if not is_stopped:
+            return self._roster.end(sequence, Status.FINISHED_LENGTH_CAPPED)
+        rules = sequence.stop_rules
+        is_eos = token_id == rules.eos_token_id and not rules.ignore_eos
+        return self._roster.end(sequence, Status.FINISHED_STOPPED, stop_reason=None if is_eos else token_id)
+
+
+def _refuse_misfit(step: ScheduledStep, token_ids_R: NDArray[np.int64], failures: Mapping[int, RowFailure]) -> None:
+    if token_ids_R.shape != (step.num_requests,):
+        raise InvariantError(
+            f"step {step.number} has {step.num_requests} rows, but its result has shape {list(token_ids_R.shape)}"
+        )
+    unknown = [index for index in failures if not 0 <= index < step.num_requests]
+    if unknown:
+        raise InvariantError(f"step {step.number} has {step.num_requests} rows, but failures name rows {unknown}")
+    unfinished = {index: failure[0].name for index, failure in failures.items() if not failure[0].is_finished}
+    if unfinished:
+        raise InvariantError(f"failures of step {step.number} must end their requests, but say {unfinished}")

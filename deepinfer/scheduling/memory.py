@@ -1,0 +1,118 @@
+"""What live requests own: blocks, a state slot, a row of the sequence table, and the copies that forks still need.
+
+Everything is taken and given back here, so a request owns either nothing or a whole consistent set.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.cache.blocks import BlockId, BlockPool, blocks_for
+from deepinfer.scheduling.config import SchedulerConfig
+from deepinfer.scheduling.copies import CopyPair, PendingCopies
+from deepinfer.scheduling.sequence import Sequence
+from deepinfer.scheduling.table import NO_ROW, SequenceTable
+
+
+class Shortage(NamedTuple):
+    """Running rows that need more blocks for their next step, and how many each."""
+
+    rows: NDArray[np.int64]
+    blocks: NDArray[np.int64]
+
+
+class Memory:
+    """The two pools of one rank and the table of what was given to whom."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
+        self.blocks = BlockPool(config.num_blocks, "block")
+        self.slots = BlockPool(config.num_state_slots, "state slot")
+        self.table = SequenceTable(config.num_state_slots, config.max_table_blocks, config.history_tokens)
+        self.block_copies = PendingCopies(self.blocks)
+        self.slot_copies = PendingCopies(self.slots)
+
+    def blocks_of_whole(self, sequence: Sequence) -> int:
+        """Return the blocks that hold every position of ``sequence``."""
+        return blocks_for(sequence.length, self._config.block_size)
+
+    def can_reserve(self, sequence: Sequence, spare_blocks: int = 0) -> bool:
+        """Say whether ``reserve`` would succeed and leave ``spare_blocks`` free."""
+        missing = self.blocks_of_whole(sequence) - sequence.num_blocks
+        has_slot = sequence.row != NO_ROW or self.slots.can_allocate()
+        return has_slot and self.blocks.can_allocate(max(missing, 0) + spare_blocks)
+
+    def reserve(self, sequence: Sequence) -> None:
+        """Give ``sequence`` a state slot and all blocks of its length, as far as it does not own them."""
+        if sequence.row == NO_ROW:
+            row = self.slots.allocate()
+            self.table.fill(row, sequence, sequence.token_limit(self._config.max_model_len))
+        missing = self.blocks_of_whole(sequence) - sequence.num_blocks
+        if missing > 0:
+            self.table.add_blocks(sequence.row, self.blocks.allocate_many(missing))
+
+    def release(self, sequence: Sequence) -> None:
+        """Take back everything that ``sequence`` owns, its blocks from the last to the first; harmless if nothing."""
+        row = sequence.row
+        if row == NO_ROW:
+            return
+        table = self.table.blocks_of(row)
+        if self.block_copies:
+            self.block_copies.drop(table.tolist())
+        self.slot_copies.drop([row])
+        self.blocks.free_table(table)
+        self.table.empty(row)
+        self.slots.free(BlockId(row))
+
+    def shortage(self, rows: NDArray[np.int64]) -> Shortage:
+        """Return which of ``rows`` do not own every block that their next decode step may write."""
+        table = self.table
+        planned = table.length[rows] + table.in_flight[rows] + table.drafts[rows]
+        missing = -(-planned // self._config.block_size) - table.num_blocks[rows]
+        short = missing > 0
+        return Shortage(rows[short], missing[short])
+
+    def grow(self, shortage: Shortage) -> None:
+        """Give each row the blocks that it is short of, in the order of the rows."""
+        blocks = self.blocks.allocate_many(int(shortage.blocks.sum()))
+        rows = np.repeat(shortage.rows, shortage.blocks)
+        ends = np.cumsum(shortage.blocks)
+        nth_of_row = np.arange(len(rows)) - np.repeat(ends - shortage.blocks, shortage.blocks)
+        self.table.block_table_ZN[rows, self.table.num_blocks[rows] + nth_of_row] = blocks
+        self.table.num_blocks[shortage.rows] += shortage.blocks
+
+    def try_fork(self, parent: Sequence, child: Sequence) -> bool:
+        """Give ``child`` what ``parent`` has computed, or nothing when a block or a state slot for it is not free.
+
+        Full blocks are shared. The half-full last block and the state slot will be written by both, so the child gets
+        its own, to be filled by copies before the next step.
+        """
+        num_shared, num_half_full = divmod(parent.num_tokens, self._config.block_size)
+        num_copied = 1 if num_half_full else 0
+        if parent.row == NO_ROW or not (self.slots.can_allocate() and self.blocks.can_allocate(num_copied)):
+            return False
+        row = self.slots.allocate()
+        self.table.fill(row, child, child.token_limit(self._config.max_model_len))
+        self.table.computed[row] = parent.num_tokens
+        self.slot_copies.add(parent.row, row)
+        parent_blocks = self.table.blocks_of(parent.row)
+        shared = parent_blocks[:num_shared]
+        self.blocks.share_many(shared)
+        self.table.add_blocks(row, shared)
+        if num_copied:
+            copied = self.blocks.allocate_many(1)
+            self.table.add_blocks(row, copied)
+            self.block_copies.add(int(parent_blocks[num_shared]), int(copied[0]))
+        return True
+
+    def adopt(self, sequence: Sequence) -> None:
+        """Own memory for a request whose state another engine computed: all positions but the newest are ready."""
+        self.reserve(sequence)
+        self.table.computed[sequence.row] = sequence.length - 1
+
+    def take_copies(self) -> tuple[tuple[CopyPair, ...], tuple[CopyPair, ...]]:
+        """Hand out the block and state slot copies that must run before the step that is being scheduled."""
+        return self.block_copies.take(), self.slot_copies.take()

@@ -1,0 +1,93 @@
+"""Every flag of every command is an interface: the lists are frozen, and defaults are the library's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+import pytest
+from typer.main import get_command
+
+from deepinfer.cli.app import build
+from deepinfer.engine.options import EngineOptions
+from deepinfer.sampling.params import SamplingParams
+
+# Adding, renaming or removing a flag means changing these lines, on purpose.
+FROZEN_FLAGS = {
+    "deepinfer": ["--debug", "--version"],
+    "deepinfer generate": [
+        "prompts",
+        "--prompt-ids",
+        "--model",
+        "--accelerator",
+        "--temperature",
+        "--top-k",
+        "--top-p",
+        "--min-p",
+        "--seed",
+        "--max-tokens",
+        "--min-tokens",
+        "--n",
+        "--stop",
+        "--stop-token-ids",
+        "--ignore-eos",
+        "--logprobs",
+        "--dtype",
+        "--numerics",
+        "--kv-cache-dtype",
+        "--max-model-len",
+        "--max-num-seqs",
+        "--max-num-batched-tokens",
+        "--block-size",
+        "--num-blocks",
+        "--num-state-slots",
+        "--memory-utilization",
+        "--json",
+        "--stream",
+    ],
+    "deepinfer devices": ["--json"],
+    "deepinfer plan": ["--accelerator", "--dtype", "--numerics", "--kv-cache-dtype", "--json"],
+    "deepinfer env": ["--json", "--markdown"],
+    "deepinfer checkpoint": [],
+    "deepinfer checkpoint inspect": ["directory", "--json"],
+    "deepinfer checkpoint make": ["out", "--config", "--seed", "--format", "--shards"],
+}
+
+
+def commands(command: object, path: str = "deepinfer") -> Iterator[tuple[str, object]]:
+    yield path, command
+    for name, child in getattr(command, "commands", {}).items():
+        yield from commands(child, f"{path} {name}")
+
+
+COMMANDS = dict(commands(get_command(build())))
+
+
+def flag(parameter: object) -> str:
+    return parameter.opts[0]
+
+
+def test_the_commands_are_exactly_the_frozen_list() -> None:
+    assert list(COMMANDS) == list(FROZEN_FLAGS)
+
+
+@pytest.mark.parametrize("path", FROZEN_FLAGS)
+def test_the_flags_of_a_command_are_exactly_the_frozen_list(path: str) -> None:
+    assert [flag(parameter) for parameter in COMMANDS[path].params] == FROZEN_FLAGS[path]
+
+
+@pytest.mark.parametrize("path", FROZEN_FLAGS)
+def test_every_flag_and_command_has_help(path: str) -> None:
+    assert COMMANDS[path].help
+    assert all(parameter.help for parameter in COMMANDS[path].params)
+
+
+def test_defaults_of_generate_are_those_of_the_library() -> None:
+    library = {field.name: field.default for field in (*fields(SamplingParams), *fields(EngineOptions))}
+    library["seed"] = next(field.default for field in fields(SamplingParams) if field.name == "seed")
+    shared = [parameter for parameter in COMMANDS["deepinfer generate"].params if parameter.name in library]
+    assert len(shared) >= 20
+    # An empty list and "not given" are the same to the library.
+    given = {parameter.name: parameter.default if parameter.default != [] else None for parameter in shared}
+    wanted = {name: library[name] if library[name] != () else None for name in given}
+    assert given == wanted
