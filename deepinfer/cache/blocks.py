@@ -5,10 +5,10 @@ The same pool serves the blocks of the long-range cache and the state slots. It 
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import NewType
-
-import numpy as np
-from numpy.typing import NDArray
 
 from deepinfer.errors import InvariantError
 
@@ -32,6 +32,7 @@ class BlockPool:
 
     Deterministic: ``allocate`` takes the head of the free list and ``free`` appends to its tail, so the same calls
     give the same numbers. Every call is O(1) in the size of the pool, or O(n) in the number of blocks it names.
+    Plain lists: a request's table is short, and for short tables they beat arrays by an order of magnitude.
     """
 
     def __init__(self, num_blocks: int, what: str = "block") -> None:
@@ -39,109 +40,102 @@ class BlockPool:
         if num_blocks < 2:
             raise InvariantError(f"a pool needs the reserved {what} 0 and at least one more, got {num_blocks}")
         self._what = what
-        self._num_blocks = num_blocks
-        self._counts = np.zeros(num_blocks, dtype=np.int32)
-        # A ring: the free blocks are the `_num_free` entries from `_head` on, in the order in which they go out.
-        self._ring = np.arange(1, num_blocks, dtype=np.int32)
-        self._head = 0
-        self._num_free = num_blocks - 1
+        self._counts = [0] * num_blocks
+        self._free = deque(BlockId(number) for number in range(1, num_blocks))
 
     @property
     def num_blocks(self) -> int:
         """All numbers, the reserved number 0 included."""
-        return self._num_blocks
+        return len(self._counts)
 
     @property
     def num_usable(self) -> int:
         """The numbers that can be owned: all but the reserved one."""
-        return self._num_blocks - 1
+        return len(self._counts) - 1
 
     @property
     def num_free(self) -> int:
         """The numbers that nobody owns."""
-        return self._num_free
+        return len(self._free)
 
     def can_allocate(self, count: int = 1) -> bool:
         """Say whether ``count`` blocks are free."""
-        return count <= self._num_free
+        return count <= len(self._free)
 
     def allocate(self) -> BlockId:
         """Take the head of the free list and own it once."""
-        return BlockId(int(self.allocate_many(1)[0]))
+        return self.allocate_many(1)[0]
 
-    def allocate_many(self, count: int) -> NDArray[np.int32]:
+    def allocate_many(self, count: int) -> list[BlockId]:
         """Take ``count`` blocks from the head of the free list, in order, and own each once."""
-        if count > self._num_free:
-            raise InvariantError(f"{count} {self._what}s asked for, {self._num_free} free: ask can_allocate first")
-        blocks = self._ring.take(np.arange(self._head, self._head + count), mode="wrap")
-        self._head = (self._head + count) % self.num_usable
-        self._num_free -= count
-        self._counts[blocks] = 1
+        if not 0 <= count <= len(self._free):
+            raise InvariantError(f"{count} {self._what}s asked for, {len(self._free)} free: ask can_allocate first")
+        take = self._free.popleft
+        blocks = [take() for _ in range(count)]
+        for block in blocks:
+            self._counts[block] = 1
         return blocks
 
     def share(self, block: BlockId) -> None:
         """Add one owner to a block that is owned already."""
-        self.share_many(np.array([block], dtype=np.int32))
+        self.share_many((block,))
 
-    def share_many(self, blocks: NDArray[np.int32]) -> None:
-        """Add one owner to each of ``blocks``, no number twice, all owned already."""
+    def share_many(self, blocks: Sequence[BlockId]) -> None:
+        """Add one owner to each of ``blocks``, all owned already."""
         self._refuse_unowned(blocks, "share")
-        self._counts[blocks] += 1
+        for block in blocks:
+            self._counts[block] += 1
 
     def free(self, block: BlockId) -> None:
         """Give up one ownership; at count zero the block goes to the tail of the free list."""
-        self.free_many(np.array([block], dtype=np.int32))
+        self.free_many((block,))
 
-    def free_many(self, blocks: NDArray[np.int32]) -> None:
+    def free_many(self, blocks: Sequence[BlockId]) -> None:
         """Give up one ownership of each of ``blocks``, no number twice, returning them in the order given."""
         self._refuse_unowned(blocks, "free")
-        counts = self._counts[blocks] - 1
-        self._counts[blocks] = counts
-        returned = blocks[counts == 0]
-        tail = self._head + self._num_free
-        self._ring[np.arange(tail, tail + len(returned)) % self.num_usable] = returned
-        self._num_free += len(returned)
+        counts = self._counts
+        for block in blocks:
+            counts[block] -= 1
+            if not counts[block]:
+                self._free.append(block)
 
-    def free_table(self, table: NDArray[np.int32]) -> None:
+    def free_table(self, table: Sequence[BlockId]) -> None:
         """Give up one ownership of each block of a request's table, from its last block to its first."""
         self.free_many(table[::-1])
 
     def reference_count(self, block: BlockId) -> int:
         """Return how many owners ``block`` has."""
-        return int(self._counts[block])
+        return self._counts[block]
 
-    def free_list(self) -> list[BlockId]:
-        """Return the free blocks in the order in which they will be handed out."""
-        return [BlockId(block) for block in self._free_ring().tolist()]
-
-    def reference_counts(self) -> NDArray[np.int32]:
+    def reference_counts(self) -> list[int]:
         """Return a copy of all reference counts, by block number."""
         return self._counts.copy()
 
+    def free_list(self, first: int | None = None) -> list[BlockId]:
+        """Return the free blocks, or the ``first`` so many, in the order in which they will be handed out."""
+        return list(islice(self._free, first))
+
     def check_invariants(self) -> None:
         """Raise InvariantError unless each block is either free, once, or owned, and number 0 is neither."""
-        free = self._free_ring()
         problems = []
-        if len(np.unique(free)) != len(free):
+        free = set(self._free)
+        if len(free) != len(self._free):
             problems.append("a number is in the free list twice")
-        if (free <= 0).any() or (free >= self._num_blocks).any():
-            problems.append("the free list holds a number that must never be handed out")
-        if (self._counts < 0).any():
-            problems.append(f"negative reference counts at {np.flatnonzero(self._counts < 0).tolist()}")
-        if self._counts[RESERVED_BLOCK] != 0:
+        if strays := [block for block in free if not 0 < block < self.num_blocks]:
+            problems.append(f"the free list holds numbers that must never be handed out: {sorted(strays)}")
+        if negative := [block for block, count in enumerate(self._counts) if count < 0]:
+            problems.append(f"negative reference counts at {negative}")
+        if self._counts[RESERVED_BLOCK]:
             problems.append("the reserved number 0 is owned")
-        if (self._counts[free] != 0).any():
-            problems.append(f"free and owned at once: {free[self._counts[free] != 0].tolist()}")
-        owned = int((self._counts > 0).sum())
-        if owned + len(free) != self.num_usable:
-            problems.append(f"{owned} owned and {len(free)} free of {self.num_usable} usable")
+        owned = {block for block, count in enumerate(self._counts) if count > 0}
+        if both := owned & free:
+            problems.append(f"free and owned at once: {sorted(both)}")
+        if lost := set(range(1, self.num_blocks)) - owned - free:
+            problems.append(f"neither free nor owned: {sorted(lost)}")
         if problems:
             raise InvariantError(f"pool of {self._what}s: " + "; ".join(problems))
 
-    def _free_ring(self) -> NDArray[np.int32]:
-        return self._ring.take(np.arange(self._head, self._head + self._num_free), mode="wrap")
-
-    def _refuse_unowned(self, blocks: NDArray[np.int32], act: str) -> None:
-        unowned = self._counts[blocks] <= 0
-        if unowned.any():
-            raise InvariantError(f"cannot {act} {self._what}s {blocks[unowned].tolist()}: nobody owns them")
+    def _refuse_unowned(self, blocks: Iterable[BlockId], act: str) -> None:
+        counts = self._counts
+        if unowned := [block for block in blocks if not 0 < block < len(counts) or counts[block] <= 0]:
+            raise InvariantError(f"cannot {act} {self._what}s {unowned}: nobody owns them")

@@ -15,9 +15,10 @@ from deepinfer.errors import InvariantError
 from deepinfer.scheduling.admission import Admission
 from deepinfer.scheduling.memory import Memory
 from deepinfer.scheduling.roster import Roster
-from deepinfer.scheduling.sequence import NO_TOKEN, Sequence
+from deepinfer.scheduling.sequence import Sequence
 from deepinfer.scheduling.states import Status
 from deepinfer.scheduling.step import ScheduledStep, StepCommit, TerminalRecord
+from deepinfer.scheduling.table import NO_TOKEN
 
 
 class RowFailure(NamedTuple):
@@ -42,32 +43,34 @@ class Commit:
         _refuse_misfit(step, token_ids_R, failures)
         table = self._memory.table
         rows_R = step.table_row_R
-        is_valid_R = table.epoch[rows_R] == step.epoch_R
-        failed = [index for index in sorted(failures) if is_valid_R[index]]
-        is_valid_R[failed] = False
+        is_valid_R = table.epoch.take(rows_R) == step.epoch_R
         is_finished_R = np.zeros(len(rows_R), dtype=np.bool_)
-        is_finished_R[failed] = True
-        terminals = [
-            self._roster.end(step.sequences[index], failures[index].status, text=failures[index].text)
-            for index in failed
-        ]
+        terminals = []
+        for index in sorted(failures):
+            if is_valid_R[index]:
+                is_valid_R[index] = False
+                is_finished_R[index] = True
+                status, text = failures[index]
+                terminals.append(self._roster.end(step.sequences[index], status, text=text))
 
-        is_emitted_R = is_valid_R & ~step.is_partial_R
+        k_R = step.k_R.astype(np.int64)
         valid_rows = rows_R[is_valid_R]
-        table.computed[valid_rows] += step.q_R[is_valid_R]
+        table.computed[valid_rows] = k_R[is_valid_R]
+        is_emitted_R = is_valid_R & ~step.is_partial_R
         emitting_E = np.flatnonzero(is_emitted_R)
-        rows_E = rows_R[emitting_E]
-        tokens_E = token_ids_R[emitting_E]
-        table.append_tokens(rows_E, tokens_E)
+        rows_E = rows_R.take(emitting_E)
+        tokens_E = token_ids_R.take(emitting_E)
+        # A row that emits has computed all its positions: the new token stands at the position behind them.
+        table.append_tokens(rows_E, k_R.take(emitting_E), tokens_E)
         if step.kind == "prefill":
             self._place_after_prompt(step, is_valid_R)
 
-        stopped_E = self._is_stop_token(rows_E, tokens_E)
-        ended_E = stopped_E | (table.length[rows_E] >= table.length_limit[rows_E])
-        for nth in np.flatnonzero(ended_E).tolist():
+        is_stopped_E = self._is_stop_token(rows_E, tokens_E)
+        is_ended_E = is_stopped_E | (table.length.take(rows_E) >= table.length_limit.take(rows_E))
+        for nth in np.flatnonzero(is_ended_E).tolist():
             index = int(emitting_E[nth])
             is_finished_R[index] = True
-            terminals.append(self._end(step.sequences[index], int(tokens_E[nth]), is_stopped=bool(stopped_E[nth])))
+            terminals.append(self._end(step.sequences[index], int(tokens_E[nth]), is_stopped=bool(is_stopped_E[nth])))
 
         token_R = np.where(is_emitted_R, token_ids_R, NO_TOKEN)
         return StepCommit(step, token_R, is_emitted_R, is_finished_R, tuple(terminals))
@@ -83,8 +86,8 @@ class Commit:
 
     def _is_stop_token(self, rows_E: NDArray[np.int64], tokens_E: NDArray[np.int64]) -> NDArray[np.bool_]:
         table = self._memory.table
-        stopped_E: NDArray[np.bool_] = tokens_E == table.eos_token_id[rows_E]
-        for nth in np.flatnonzero(table.has_stop_token_ids[rows_E]).tolist():
+        stopped_E: NDArray[np.bool_] = tokens_E == table.eos_token_id.take(rows_E)
+        for nth in np.flatnonzero(table.has_stop_token_ids.take(rows_E)).tolist():
             sequence: Sequence = table.occupant[rows_E[nth]]
             if int(tokens_E[nth]) in sequence.stop_rules.stop_token_ids:
                 stopped_E[nth] = True

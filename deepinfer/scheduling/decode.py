@@ -51,8 +51,9 @@ class DecodeSelection:
     def _in_serving_order(self, shortage: Shortage) -> Shortage:
         """Return the shortage with the shortest output first, the earliest arrival among equals."""
         table, rows = self._memory.table, shortage.rows
-        order = np.lexsort((table.arrival[rows], table.length[rows] - table.num_prompt_tokens[rows]))
-        return Shortage(rows[order], shortage.blocks[order])
+        num_outputs = table.length.take(rows) - table.num_prompt_tokens.take(rows)
+        order = np.lexsort((table.arrival.take(rows), num_outputs))
+        return Shortage(rows.take(order), shortage.blocks.take(order))
 
     def _serve_one_by_one(self) -> None:
         """Serve from the short end of the outputs and preempt from the long end, only for one who really needs it."""

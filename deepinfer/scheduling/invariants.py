@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+import numpy as np
+
 from deepinfer.errors import InvariantError
 from deepinfer.scheduling.memory import Memory
 from deepinfer.scheduling.roster import Roster
@@ -62,23 +64,20 @@ def _ownership_problems(memory: Memory, roster: Roster) -> Iterator[str]:
                 yield f"row {row} is empty but not clean"
             continue
         slot_owners[row] += 1
-        block_owners.update(table.blocks_of(row).tolist())
+        block_owners.update(table.blocks_of(row))
         if occupant.row != row or roster.find(occupant.request_id) is not occupant:
             yield f"row {row} is held by {occupant.request_id!r}, which is not alive there"
         if table.block_table_ZN[row, table.num_blocks[row] :].any():
             yield f"row {row} has block numbers behind the end of its table"
     for what, pool, owners in (("block", memory.blocks, block_owners), ("state slot", memory.slots, slot_owners)):
-        for number, count in enumerate(pool.reference_counts().tolist()):
+        for number, count in enumerate(pool.reference_counts()):
             if count != owners[number]:
                 yield f"{what} {number} has reference count {count}, but {owners[number]} owners"
 
 
 def _sharing_problems(memory: Memory, block_size: int) -> Iterator[str]:
     owners = Counter(
-        block
-        for occupant in memory.table.occupant.tolist()
-        if occupant is not None
-        for block in occupant.block_table.tolist()
+        block for occupant in memory.table.occupant.tolist() if occupant is not None for block in occupant.block_table
     )
     for occupant in memory.table.occupant.tolist():
         if occupant is not None:
@@ -106,8 +105,9 @@ def _progress_problems(memory: Memory, sequence: Sequence, block_size: int) -> I
     if length >= memory.table.length_limit[sequence.row]:
         yield f"{name!r} has {length} tokens and should have ended at {memory.table.length_limit[sequence.row]}"
     newest = int(sequence.token_ids(length - 1, length)[0])
-    if sequence.num_output_tokens and memory.table.recent_ZG[sequence.row, 0] != newest:
-        yield f"{name!r} would feed token {memory.table.recent_ZG[sequence.row, 0]}, its newest is {newest}"
+    fed = int(memory.table.newest_tokens(np.array([sequence.row]))[0, 0])
+    if sequence.num_output_tokens and fed != newest:
+        yield f"{name!r} would feed token {fed}, its newest is {newest}"
 
 
 def _flight_problems(memory: Memory, roster: Roster, in_flight: ScheduledStep | None, block_size: int) -> Iterator[str]:

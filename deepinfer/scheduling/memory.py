@@ -31,7 +31,9 @@ class Memory:
         self._config = config
         self.blocks = BlockPool(config.num_blocks, "block")
         self.slots = BlockPool(config.num_state_slots, "state slot")
-        self.table = SequenceTable(config.num_state_slots, config.max_table_blocks, config.history_tokens)
+        self.table = SequenceTable(
+            config.num_state_slots, config.max_table_blocks, config.block_size, config.history_tokens
+        )
         self.block_copies = PendingCopies(self.blocks)
         self.slot_copies = PendingCopies(self.slots)
 
@@ -59,30 +61,30 @@ class Memory:
         row = sequence.row
         if row == NO_ROW:
             return
-        table = self.table.blocks_of(row)
+        blocks = self.table.blocks_of(row)
         if self.block_copies:
-            self.block_copies.drop(table.tolist())
+            self.block_copies.drop(blocks)
         self.slot_copies.drop([row])
-        self.blocks.free_table(table)
+        self.blocks.free_table(blocks)
         self.table.empty(row)
         self.slots.free(BlockId(row))
 
     def shortage(self, rows: NDArray[np.int64]) -> Shortage:
         """Return which of ``rows`` do not own every block that their next decode step may write."""
         table = self.table
-        planned = table.length[rows] + table.in_flight[rows] + table.drafts[rows]
-        missing = -(-planned // self._config.block_size) - table.num_blocks[rows]
-        short = missing > 0
-        return Shortage(rows[short], missing[short])
+        planned = table.length.take(rows) + table.look_ahead.take(rows)
+        short = np.flatnonzero(planned > table.capacity.take(rows))
+        short_rows = rows.take(short)
+        missing = planned.take(short) - table.capacity.take(short_rows)
+        return Shortage(short_rows, -(-missing // self._config.block_size))
 
     def grow(self, shortage: Shortage) -> None:
         """Give each row the blocks that it is short of, in the order of the rows."""
-        blocks = self.blocks.allocate_many(int(shortage.blocks.sum()))
-        rows = np.repeat(shortage.rows, shortage.blocks)
-        ends = np.cumsum(shortage.blocks)
-        nth_of_row = np.arange(len(rows)) - np.repeat(ends - shortage.blocks, shortage.blocks)
-        self.table.block_table_ZN[rows, self.table.num_blocks[rows] + nth_of_row] = blocks
-        self.table.num_blocks[shortage.rows] += shortage.blocks
+        if (shortage.blocks == 1).all():
+            self.table.add_one_block_each(shortage.rows, self.blocks.allocate_many(len(shortage.rows)))
+            return
+        for row, num_blocks in zip(shortage.rows.tolist(), shortage.blocks.tolist(), strict=True):
+            self.table.add_blocks(row, self.blocks.allocate_many(num_blocks))
 
     def try_fork(self, parent: Sequence, child: Sequence) -> bool:
         """Give ``child`` what ``parent`` has computed, or nothing when a block or a state slot for it is not free.
@@ -105,7 +107,7 @@ class Memory:
         if num_copied:
             copied = self.blocks.allocate_many(1)
             self.table.add_blocks(row, copied)
-            self.block_copies.add(int(parent_blocks[num_shared]), int(copied[0]))
+            self.block_copies.add(parent_blocks[num_shared], copied[0])
         return True
 
     def adopt(self, sequence: Sequence) -> None:

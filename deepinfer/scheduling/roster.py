@@ -82,7 +82,7 @@ class Roster:
         if self._order_is_stale:
             table = self._memory.table
             rows = np.flatnonzero(table.is_running)
-            order = np.lexsort((-table.arrival[rows], table.root_arrival[rows], -table.length[rows]))
+            order = np.lexsort((-table.arrival.take(rows), table.root_arrival.take(rows), -table.length.take(rows)))
             self._running_rows = rows[order]
             self._order_is_stale = False
         return self._running_rows

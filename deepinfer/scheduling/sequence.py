@@ -12,9 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from deepinfer.errors import ArgumentError
 from deepinfer.scheduling.states import Place, Status
-from deepinfer.scheduling.table import NO_ROW, SequenceTable
-
-NO_TOKEN = -1
+from deepinfer.scheduling.table import NO_ROW, NO_TOKEN, SequenceTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +139,8 @@ class Sequence:
     @property
     def block_table(self) -> NDArray[np.int32]:
         """A copy of its block numbers, in order of positions."""
-        if self._table is None:
-            return np.empty(0, dtype=np.int32)
-        return self._table.blocks_of(self.row).copy()
+        blocks = [] if self._table is None else self._table.blocks_of(self.row)
+        return np.array(blocks, dtype=np.int32)
 
     @property
     def state_slot(self) -> int:

@@ -22,14 +22,14 @@ class StepBuilder:
 
     def decode_step(self, rows_R: NDArray[np.int64]) -> ScheduledStep:
         """Return the step in which each of ``rows_R`` computes its newest token."""
-        recent_RG = self._memory.table.recent_ZG[rows_R]
+        newest_RG = self._memory.table.newest_tokens(rows_R)
         return self._step(
             "decode",
             rows_R,
             q_R=np.ones(len(rows_R), dtype=np.int32),
             is_partial_R=np.zeros(len(rows_R), dtype=np.bool_),
-            input_ids_T=recent_RG[:, 0].copy(),
-            history_RG=recent_RG[:, 1:],
+            input_ids_T=newest_RG[:, 0].copy(),
+            history_RG=newest_RG[:, 1:],
         )
 
     def prompt_step(self, chunks: list[Chunk]) -> ScheduledStep:
@@ -88,8 +88,8 @@ class StepBuilder:
     ) -> ScheduledStep:
         self._num_steps += 1
         table = self._memory.table
-        cached_R = table.computed[rows_R].astype(np.int32)
-        num_blocks = int(table.num_blocks[rows_R].max())
+        cached_R = table.computed.take(rows_R).astype(np.int32)
+        num_blocks = int(table.num_blocks.take(rows_R).max())
         block_copies, slot_copies = self._memory.take_copies()
         return ScheduledStep(
             number=self._num_steps,
@@ -101,9 +101,9 @@ class StepBuilder:
             q_R=q_R,
             k_R=cached_R + q_R,
             state_slot_R=rows_R.astype(np.int32),
-            block_table_RB=table.block_table_ZN[rows_R, :num_blocks],
+            block_table_RB=table.block_table_ZN[:, :num_blocks].take(rows_R, axis=0),
             is_partial_R=is_partial_R,
-            epoch_R=table.epoch[rows_R],
+            epoch_R=table.epoch.take(rows_R),
             input_ids_T=input_ids_T,
             history_RG=history_RG,
             block_copies=block_copies,

@@ -162,3 +162,20 @@ def test_importing_the_drivers_of_this_project_imports_no_vendor_runtime() -> No
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_every_driver_of_this_distribution_loads() -> None:
+    ours = [point.name for point in registry.installed() if point.dist and point.dist.name == "deepinfer-multibackend"]
+    assert ours == ["ascend", "cpu_ref", "faulty", "null", "nvidia", "oracle"]
+    assert [registry.load(name).name for name in ours] == ours
+
+
+@pytest.mark.parametrize("name", ["ascend", "nvidia"])
+def test_a_placeholder_driver_refuses_itself_first_and_claims_nothing(name: str) -> None:
+    driver_class = registry.load(name)
+    first = driver_class.availability().reasons[0]
+    assert "has no kernels yet" in first.problem
+    assert "cpu_ref" in first.remedy
+    driver = driver_class()
+    assert not driver.capabilities().ops
+    assert not driver.op_groups(OpOptions())

@@ -213,3 +213,23 @@ def test_a_checkpoint_can_be_read_through_links(sound_directory: Path, tmp_path:
     # Download caches keep shards elsewhere and link to them.
     directory = shutil.copytree(sound_directory, tmp_path / "linked", copy_function=os.symlink)
     assert Checkpoint.open(directory).names == Checkpoint.open(sound_directory).names
+
+
+def test_a_write_to_a_view_never_reaches_the_file(sound_directory: Path, copy_of: Copy) -> None:
+    directory = copy_of(sound_directory)
+    good = Checkpoint.open(directory).load_all(["norm.weight"])["norm.weight"]
+    Checkpoint.open(directory).tensor("norm.weight").fill_(9.0)
+    assert torch.equal(Checkpoint.open(directory).tensor("norm.weight"), good)
+
+
+def test_data_at_an_odd_address_is_read_all_the_same(tmp_path: Path) -> None:
+    make_checkpoint(preset("tiny8"), 7, tmp_path)
+    expected = Checkpoint.open(tmp_path).load_all()
+    path = tmp_path / "model.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    # One more space in the header moves every tensor by one byte; the format allows it.
+    path.write_bytes((length + 1).to_bytes(8, "little") + data[8 : 8 + length] + b" " + data[8 + length :])
+    checkpoint = Checkpoint.open(tmp_path)
+    for name, tensor in expected.items():
+        assert torch.equal(checkpoint.tensor(name), tensor)

@@ -299,7 +299,9 @@ def test_the_limits_are_the_engines_to_set() -> None:
 
 
 def test_all_problems_are_named_at_once() -> None:
-    found = problems(n=0, temperature=math.nan, top_p=2, max_tokens=0, stop=[""], stop_token_ids=[-1], logit_bias={999: 1})
+    found = problems(
+        n=0, temperature=math.nan, top_p=2, max_tokens=0, stop=[""], stop_token_ids=[-1], logit_bias={999: 1}
+    )
     assert [problem.split(" ")[0] for problem in found] == [
         "n",
         "max_tokens",

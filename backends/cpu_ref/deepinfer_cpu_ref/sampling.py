@@ -248,14 +248,15 @@ def _draw(weights: TokenWeights, uniforms_B: torch.Tensor) -> torch.Tensor:
     if rows == 0 or width == 0:
         return torch.full_like(weights.sums_B, -1)
     target_B = torch.minimum((uniforms_B * weights.sums_B).floor().to(torch.int64), weights.sums_B - 1)
-    padded_BV = torch.nn.functional.pad(weights.weights_BV, (0, -width % _DRAW_BLOCK))
-    blocks_BNC = padded_BV.view(rows, -1, _DRAW_BLOCK)
+    block = min(_DRAW_BLOCK, width)
+    padded_BV = torch.nn.functional.pad(weights.weights_BV, (0, -width % block))
+    blocks_BNC = padded_BV.view(rows, -1, block)
     through_BN = blocks_BNC.sum(-1).cumsum(-1)
     block_B1 = (through_BN <= target_B[:, None]).sum(-1, keepdim=True).clamp(max=through_BN.shape[1] - 1)
-    block_BC = blocks_BNC.gather(1, block_B1[:, :, None].expand(-1, -1, _DRAW_BLOCK))[:, 0]
+    block_BC = blocks_BNC.gather(1, block_B1[:, :, None].expand(-1, -1, block))[:, 0]
     before_B1 = through_BN.gather(1, block_B1) - block_BC.sum(-1, keepdim=True)
     inside_B = (block_BC.cumsum(-1) + before_B1 <= target_B[:, None]).sum(-1)
-    token_ids_B = block_B1[:, 0] * _DRAW_BLOCK + inside_B
+    token_ids_B = block_B1[:, 0] * block + inside_B
     return torch.where(weights.status_B == RowStatus.OK, token_ids_B, -1)
 
 
@@ -297,7 +298,7 @@ def _log_probabilities(
         places_BN = ids_BN.clamp(min=0)
         scaled_BN = (x_BV.gather(1, places_BN).to(torch.float64) - largest_B1) / temperature_B[:, None]
         present_BN = present_BV.gather(1, places_BN) & (ids_BN >= 0) & candidates.usable_B[:, None]
-        return torch.where(present_BN, (scaled_BN - log_total_B1).to(torch.float32), NO_MASS)
+        return torch.where(present_BN, (scaled_BN - log_total_B1).to(torch.float32).clamp(min=NO_MASS), NO_MASS)
 
     chosen_B = values(token_ids_B[:, None], candidates.kept_BV)[:, 0]
     listed = min(top_count, width)

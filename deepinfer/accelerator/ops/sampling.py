@@ -25,7 +25,7 @@ NORMALISER_BITS = 44
 """Log-probabilities sum exponentials in integer units of ``2 ** -NORMALISER_BITS`` (V up to 2**19 fits int64)."""
 
 NO_MASS = -9999.0
-"""Stands in log-probabilities for minus infinity, which JSON cannot carry; no real value is this small and listed."""
+"""Stands in log-probabilities for minus infinity, which JSON cannot carry; lower values are raised to it."""
 
 
 class RowStatus(IntEnum):
@@ -343,7 +343,7 @@ class SamplingOps(OpGroup):
         A token is kept if its logit is above -inf and, where the row has a filter in force (top-k, top-p, min-p or
         temperature 0), its weight of :meth:`weigh` is positive. For kept tokens, with ``M = max(x)``:
         ``log p_i = (x_i - M) / T - ln(N / 2**44)``, ``N = sum over kept j of floor(exp((x_j - M) / T) * 2**44)``, in
-        float64 and int64, rounded once to float32. Temperature 0: 0.0 for the one kept token.
+        float64 and int64, rounded once to float32, at least ``NO_MASS``. Temperature 0: 0.0 for the one kept token.
 
         Without filters and at temperature 1 this equals :meth:`raw_log_probabilities` of the same logits, up to the
         order of the list.
@@ -368,8 +368,8 @@ class SamplingOps(OpGroup):
         """Return log-probabilities of the logits as they are: log-softmax at temperature 1, nothing filtered.
 
         ``log p_i = (x_i - M) - ln(N / 2**44)``, ``N = sum_j floor(exp(x_j - M) * 2**44)``, in float64 and int64,
-        rounded once to float32. Used for raw log-probabilities (logits before :meth:`adjust`) and for prompts, whose
-        rows the caller hands over in pieces, so that vocabulary x prompt never exists at once.
+        rounded once to float32, at least ``NO_MASS``. Used for raw log-probabilities (logits before :meth:`adjust`)
+        and for prompts, whose rows the caller hands over in pieces, so that vocabulary x prompt never exists at once.
 
         Args:
             logits_TV: float32 [T, V]; not changed.

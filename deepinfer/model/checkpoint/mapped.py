@@ -1,6 +1,6 @@
 """One shard mapped into memory, giving tensors that are views of the file.
 
-The mapping is private, so that a stray write changes this process's pages and never the file, and it reserves no memory:
+The mapping is private, so that a stray write changes this process's pages and never the file. It reserves no memory:
 an Engram table of the released model takes 98 GB, which a plain private mapping must find free before the first read.
 """
 

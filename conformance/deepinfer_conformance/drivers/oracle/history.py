@@ -8,15 +8,18 @@ Legend: T new rows, P positions, E entries, G n-gram length.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
-import torch
+import numpy as np
 
 from deepinfer.accelerator.ops.selection import SelectionRule
 from deepinfer.errors import ArgumentError
 from deepinfer_conformance.drivers.oracle.hashing import (
+    Flags,
+    Hashes,
+    Integers,
     Role,
     TokenRule,
     attended,
@@ -37,8 +40,6 @@ from deepinfer_conformance.drivers.oracle.selection import select
 
 _ROWS_AT_ONCE = 256
 """Rows that are scored against all entries at a time, so that a long prompt does not need rows times entries."""
-
-TokenMap = Callable[[torch.Tensor], torch.Tensor]
 
 
 class OracleModel(Protocol):
@@ -112,10 +113,10 @@ class _Layer:
         waiting: `pending_linear` of the last row, owners with ratio 2 only.
     """
 
-    window_sums: torch.Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
-    entry_sums: torch.Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
-    keys: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    waiting: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    window_sums: Hashes = field(default_factory=lambda: np.zeros(1, dtype=np.uint64))
+    entry_sums: Hashes = field(default_factory=lambda: np.zeros(1, dtype=np.uint64))
+    keys: Hashes = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
+    waiting: Hashes = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
 
 
 class OracleHistory:
@@ -144,10 +145,10 @@ class OracleHistory:
         self._model = model
         self._vocab_size = vocab_size
         self._rule = rule or TokenRule()
-        self._token_map = None if token_map is None else torch.tensor(list(token_map), dtype=torch.int64)
+        self._token_map = None if token_map is None else np.array(token_map, dtype=np.int64)
         self._layers = [_Layer() for _ in range(model.num_hidden_layers)]
-        self._mapped = torch.zeros(0, dtype=torch.int64)
-        self._last: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._mapped = np.zeros(0, dtype=np.int64)
+        self._last: tuple[Integers, Integers] | None = None
 
     def __len__(self) -> int:
         return int(self._mapped.shape[0])
@@ -168,19 +169,19 @@ class OracleHistory:
         if not ids:
             return
         rows = _Rows(
-            positions=torch.arange(len(self), len(self) + len(ids)),
-            ids=torch.tensor(list(ids), dtype=torch.int64),
-            images=torch.tensor(list(image_mask or [False] * len(ids)), dtype=torch.bool),
+            positions=np.arange(len(self), len(self) + len(ids)),
+            ids=np.array(ids, dtype=np.int64),
+            images=np.array(image_mask or [False] * len(ids), dtype=np.bool_),
         )
         look_back_TG = self._look_back(rows)
-        digests = torch.zeros_like(rows.ids)
-        picks: dict[int, torch.Tensor] = {}
-        candidates: torch.Tensor | None = None
+        digests = np.zeros_like(rows.ids)
+        picks: dict[int, Integers] = {}
+        candidates: Integers | None = None
         for number, layer in enumerate(self._layers):
             if number in self._model.engram_layer_ids:
-                pad_id = int(self._map(torch.tensor([self._model.engram_pad_token_id]))[0])
+                pad_id = int(self._map(np.array([self._model.engram_pad_token_id]))[0])
                 folded = remembered(digests, ngram_of(look_back_TG, pad_id))
-                digests = torch.where(rows.images, digests, folded)
+                digests = np.where(rows.images, digests, folded)
             self._remember(layer, number, rows, digests)
             ratio = self._model.compress_ratios[number]
             linear = linear_of_parts(rows.ids, digests, rows.positions)
@@ -188,10 +189,8 @@ class OracleHistory:
                 picks[number], published = self._pick(number, rows, linear, candidates)
                 candidates = candidates if published is None else published
             digests = self._attend(layer, number, rows, linear, picks)
-            first = first_expert(
-                linear_of_parts(rows.ids, digests, torch.zeros_like(digests)), rows.images, self._experts
-            )
-            slots_Tk = (first[:, None] + torch.arange(self._model.num_experts_per_tok)) % self._experts + 1
+            first = first_expert(linear_of_parts(rows.ids, digests, np.zeros_like(digests)), rows.images, self._experts)
+            slots_Tk = (first[:, None] + np.arange(self._model.num_experts_per_tok)) % self._experts + 1
             digests = combined(digests, slots_Tk)
         self._last = (rows.ids[-1:], digests[-1:])
 
@@ -206,18 +205,18 @@ class OracleHistory:
     def _experts(self) -> int:
         return self._model.n_routed_experts
 
-    def _map(self, ids: torch.Tensor) -> torch.Tensor:
+    def _map(self, ids: Integers) -> Integers:
         return ids if self._token_map is None else self._token_map[ids]
 
-    def _look_back(self, rows: _Rows) -> torch.Tensor:
+    def _look_back(self, rows: _Rows) -> Integers:
         """Return [T, G] mapped ids, -1 where there is none, and remember the new ones."""
-        mapped = torch.where(rows.images, -1, self._map(rows.ids))
-        self._mapped = torch.cat((self._mapped, mapped))
+        mapped = np.where(rows.images, -1, self._map(rows.ids))
+        self._mapped = np.concatenate((self._mapped, mapped))
         size = max(self._model.engram_max_ngram_size, 1)
-        padded = torch.nn.functional.pad(self._mapped, (size - 1, 0), value=-1)
-        return torch.stack([padded[rows.positions + size - 1 - back] for back in range(size)], dim=1)
+        padded = np.concatenate((np.full(size - 1, -1, dtype=np.int64), self._mapped))
+        return np.stack([padded[rows.positions + size - 1 - back] for back in range(size)], axis=1)
 
-    def _remember(self, layer: _Layer, number: int, rows: _Rows, digests: torch.Tensor) -> None:
+    def _remember(self, layer: _Layer, number: int, rows: _Rows, digests: Integers) -> None:
         """Append the rows' window terms, and the entries that they complete."""
         linear = linear_of_parts(rows.ids, digests, rows.positions)
         layer.window_sums = _appended(layer.window_sums, term(Role.WINDOW, rows.positions, linear))
@@ -228,20 +227,20 @@ class OracleHistory:
             places, entry_ids, entry_digests = rows.positions, rows.ids, digests
         else:
             later = linear_of_parts(rows.ids, digests, rows.positions + 1)
-            halves = torch.cat((layer.waiting, pending_linear(linear, later)))
+            halves = np.concatenate((layer.waiting, pending_linear(linear, later)))
             start = int(rows.positions[0]) - int(layer.waiting.shape[0])
-            pairs = halves[: halves.shape[0] // 2 * 2].view(-1, 2)
+            pairs = halves[: halves.shape[0] // 2 * 2].reshape(-1, 2)
             pair = pair_of(pairs[:, 0], pairs[:, 1])
-            places = start // 2 + torch.arange(pairs.shape[0])
+            places = start // 2 + np.arange(pairs.shape[0])
             entry_ids, entry_digests = pair.ids, pair.digests
-            layer.waiting = halves[pairs.numel() :]
+            layer.waiting = halves[pairs.size :]
         entry_linear = linear_of_parts(entry_ids, entry_digests, places * ratio)
         layer.entry_sums = _appended(layer.entry_sums, term(Role.ENTRY, places, entry_linear))
-        layer.keys = torch.cat((layer.keys, term(Role.KEY, places, entry_linear)))
+        layer.keys = np.concatenate((layer.keys, term(Role.KEY, places, entry_linear)))
 
     def _pick(
-        self, number: int, rows: _Rows, linear: torch.Tensor, candidates: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, number: int, rows: _Rows, linear: Hashes, candidates: Integers | None
+    ) -> tuple[Integers, Integers | None]:
         """Return the rows' picks and, of the publishing layer, their candidate blocks."""
         model = self._model
         source = model.candidate_source_layer_id
@@ -265,18 +264,16 @@ class OracleHistory:
             for start, stop in _pieces(int(rows.ids.shape[0]))
         ]
         blocks = [part.candidates_TB for part in parts if part.candidates_TB is not None]
-        return torch.cat([part.entries_TK for part in parts]), torch.cat(blocks) if blocks else None
+        return np.concatenate([part.entries_TK for part in parts]), np.concatenate(blocks) if blocks else None
 
-    def _attend(
-        self, layer: _Layer, number: int, rows: _Rows, linear: torch.Tensor, picks: dict[int, torch.Tensor]
-    ) -> torch.Tensor:
+    def _attend(self, layer: _Layer, number: int, rows: _Rows, linear: Hashes, picks: dict[int, Integers]) -> Integers:
         """Return the digests after attention."""
         model, positions = self._model, rows.positions
-        start = (positions + 1 - model.sliding_window).clamp(min=0)
+        start = np.maximum(positions + 1 - model.sliding_window, 0)
         window_sum = layer.window_sums[positions + 1] - layer.window_sums[start]
         ratio = model.compress_ratios[number]
         if not ratio:
-            return attended(linear, positions, window_sum, 0, 0)
+            return attended(linear, positions, window_sum, None, None)
         owner = self._layers[_owner(model.kv_source_layer_ids, number)]
         picked = picks[_owner(model.index_source_layer_ids, number)]
         return attended(linear, positions, window_sum, owner.entry_sums[(positions + 1) // ratio], picks_term(picked))
@@ -315,17 +312,17 @@ def oracle_tokens(
 class _Rows:
     """New rows of a history, one value each."""
 
-    positions: torch.Tensor
-    ids: torch.Tensor
-    images: torch.Tensor
+    positions: Integers
+    ids: Integers
+    images: Flags
 
 
 def _owner(layers: Sequence[int], number: int) -> int:
     return max(layer for layer in layers if layer <= number)
 
 
-def _appended(sums: torch.Tensor, terms: torch.Tensor) -> torch.Tensor:
-    return torch.cat((sums, sums[-1:] + terms.cumsum(0)))
+def _appended(sums: Hashes, terms: Hashes) -> Hashes:
+    return np.concatenate((sums, sums[-1:] + terms.cumsum()))
 
 
 def _pieces(rows: int) -> list[tuple[int, int]]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from deepinfer.accelerator.batch import StepLayout
@@ -22,6 +24,9 @@ from deepinfer.numerics import RecordFormat
 from deepinfer_conformance.drivers.host import OptionedGroup
 from deepinfer_conformance.drivers.oracle.hashing import (
     CHANNELS,
+    Flags,
+    Hashes,
+    Integers,
     Role,
     attended,
     linear_of,
@@ -30,15 +35,8 @@ from deepinfer_conformance.drivers.oracle.hashing import (
     picks_term,
     term,
 )
-from deepinfer_conformance.drivers.oracle.records import (
-    HEAD_BYTES,
-    key_sections,
-    packed,
-    read,
-    read_whole,
-    tail_bytes,
-    unpacked,
-)
+from deepinfer_conformance.drivers.oracle.records import Bytes, KeySections, packed, read, unpacked
+from deepinfer_conformance.drivers.oracle.rows import words_of
 
 
 class OracleCodec(OptionedGroup, CodecOps):
@@ -46,65 +44,73 @@ class OracleCodec(OptionedGroup, CodecOps):
 
     def encode(self, x_TC: torch.Tensor, record_format: RecordFormat) -> torch.Tensor:
         """Return the records of the rows."""
-        return packed(x_TC, record_format)
+        return torch.from_numpy(packed(words_of(x_TC), record_format))
 
     def store_window(self, cache: WindowCache, records_Tb: torch.Tensor, slot_T: torch.Tensor) -> None:
         """Write records at ``z * ring + place``."""
-        _scatter(cache.bytes_ZRb, records_Tb, slot_T)
+        _scatter(cache.bytes_ZRb.numpy(), records_Tb.numpy(), slot_T)
 
     def store_entries(self, cache: EntryCache, x_TC: torch.Tensor, slot_T: torch.Tensor) -> None:
         """Write the rows' records at ``block * entries + offset``."""
-        _scatter(cache.bytes_NEb, packed(x_TC, cache.format), slot_T)
+        _scatter(cache.bytes_NEb.numpy(), packed(words_of(x_TC), cache.format), slot_T)
 
     def store_index_keys(self, cache: IndexCache, x_TC: torch.Tensor, slot_T: torch.Tensor) -> None:
         """Write the rows' records, data and scales apart."""
-        parts, sections = cache.format.split(packed(x_TC, cache.format)), key_sections(cache)
-        _scatter(sections.data, parts.data, slot_T)
-        if cache.format.scale_bytes:
-            _scatter(sections.scales, parts.scales, slot_T)
+        records_Tb, split = packed(words_of(x_TC), cache.format), cache.format.data_bytes
+        sections = KeySections.of(cache.bytes_Nb.numpy(), cache.entries_per_block, cache.format)
+        _scatter(sections.data, records_Tb[:, :split], slot_T)
+        _scatter(sections.scales, records_Tb[:, split:], slot_T)
 
     def gather_window(self, cache: WindowCache, slot_n: torch.Tensor) -> torch.Tensor:
         """Return rows with the three integers."""
-        return _gather(cache.bytes_ZRb, slot_n, cache.format)
+        return _gather(cache.bytes_ZRb.numpy(), slot_n, cache.format)
 
     def gather_entries(self, cache: EntryCache, slot_n: torch.Tensor) -> torch.Tensor:
         """Return rows with the three integers."""
-        return _gather(cache.bytes_NEb, slot_n, cache.format)
+        return _gather(cache.bytes_NEb.numpy(), slot_n, cache.format)
 
     def gather_index_keys(self, cache: IndexCache, slot_n: torch.Tensor) -> torch.Tensor:
         """Return rows with the three integers."""
-        return _gather(key_sections(cache).data, slot_n, cache.format)
+        sections = KeySections.of(cache.bytes_Nb.numpy(), cache.entries_per_block, cache.format)
+        return _gather(sections.data, slot_n, cache.format)
 
 
 class OracleCompression(OptionedGroup, CompressionOps):
-    """A pair's entry is a hash of both rows and their positions."""
+    """A pair's entry is a hash of both rows and their positions.
+
+    What waits is kept as integers in the bits of the float32 state: the three channels of the gate half and of the
+    latent half, the position in channel 2, one more in the second half.
+    """
 
     def pool_pairs(
         self, gate_TC: torch.Tensor, latent_TC: torch.Tensor, pending: PendingCache, step: StepLayout
     ) -> torch.Tensor:
-        """Hash rows p-1 and p; what waits is stored with its position in channel 2 of both halves."""
+        """Hash rows p-1 and p, and store the last rows of each request."""
         width = latent_TC.shape[1]
-        rows_TW = torch.cat((gate_TC, latent_TC), dim=1).to(torch.float32)
-        rows_TW[:, 2] = step.position_T
-        rows_TW[:, width + 2] = step.position_T + 1
-        slot_T = step.state_slots_R[step.request_T]
-        before_TW = pending.rows_ZPW[slot_T, (step.position_T - 1) % pending.capacity]
-        inside_T = torch.arange(step.rows) > step.row_starts_R1[step.request_T]
-        before_TW = torch.where(inside_T[:, None], rows_TW.roll(1, 0), before_TW)
+        request_T, position_T, valid_T = step.request_T.numpy(), step.position_T.numpy(), step.valid_T.numpy()
+        rows_TW = np.zeros((step.rows, 2 * width), dtype=np.int32)
+        rows_TW[:, :2] = gate_TC.numpy()[:, :2]
+        rows_TW[:, 2] = position_T
+        rows_TW[:, width : width + 2] = latent_TC.numpy()[:, :2]
+        rows_TW[:, width + 2] = position_T + 1
 
+        state_ZPW = pending.rows_ZPW.numpy().view(np.int32)
+        slot_T = step.state_slots_R.numpy()[request_T]
+        inside_T = np.arange(step.rows) > step.row_starts_R1.numpy()[request_T]
+        waiting_TW = state_ZPW[slot_T, (position_T - 1) % pending.capacity]
+        before_TW = np.where(inside_T[:, None], np.roll(rows_TW, 1, axis=0), waiting_TW)
         pair = pair_of(_waiting_linear(before_TW), _waiting_linear(rows_TW))
-        pooled_TC = torch.zeros_like(latent_TC, memory_format=torch.contiguous_format)
-        complete_T = step.valid_T & (step.position_T % 2 == 1)
-        pooled_TC[:, 0] = torch.where(complete_T, pair.ids, 0)
-        pooled_TC[:, 1] = torch.where(complete_T, pair.digests, 0)
+        complete_T = valid_T & (position_T % 2 == 1)
+        pooled_TC = np.zeros(latent_TC.shape, dtype=latent_TC.numpy().dtype)
+        pooled_TC[:, 0] = pair.ids * complete_T
+        pooled_TC[:, 1] = pair.digests * complete_T
 
         # Of a chunk longer than the state only the last rows are kept, or two of them would claim one place.
-        valid_position_T = torch.where(step.valid_T, step.position_T, -1)
-        newest_R = step.cached_R.new_full((step.requests,), -1)
-        newest_R = newest_R.scatter_reduce(0, step.request_T, valid_position_T, "amax")
-        kept_T = step.valid_T & (step.position_T > newest_R[step.request_T] - pending.capacity)
-        pending.rows_ZPW[slot_T[kept_T], step.position_T[kept_T] % pending.capacity] = rows_TW[kept_T]
-        return pooled_TC
+        newest_R = np.full(step.requests, -1, dtype=np.int64)
+        np.maximum.at(newest_R, request_T, np.where(valid_T, position_T, -1))
+        kept_T = valid_T & (position_T > newest_R[request_T] - pending.capacity)
+        state_ZPW[slot_T[kept_T], position_T[kept_T] % pending.capacity] = rows_TW[kept_T]
+        return torch.from_numpy(pooled_TC)
 
 
 class OracleAttention(OptionedGroup, AttentionOps):
@@ -120,39 +126,36 @@ class OracleAttention(OptionedGroup, AttentionOps):
         window_size: int,
         step: StepLayout,
     ) -> torch.Tensor:
-        """Return the query with a new digest in channel 1 of head 0."""
+        """Return the query's channels with a new digest in head 0."""
         del sinks_H
-        output_THC = torch.zeros_like(query_THC, memory_format=torch.contiguous_format)
-        if step.rows == 0:
-            return output_THC
-        words_T3 = query_THC[:, 0, :CHANNELS].to(torch.int64)
-        ends = request_ends(step)
-        window_sum_T = _window_sums(own_records_Tb, window, window_size, step, ends)
-        entry_sum_T: torch.Tensor | int = 0
-        picks_sum_T: torch.Tensor | int = 0
-        if long_range is not None:
-            entry_sum_T = _entry_sums(long_range.cache, step, ends)
-            picks_sum_T = picks_term(long_range.entries_TK)
-        digest_T = attended(linear_of(words_T3), step.position_T, window_sum_T, entry_sum_T, picks_sum_T)
-        output_THC[:, 0, :CHANNELS] = words_T3.to(output_THC.dtype)
-        output_THC[:, 0, 1] = digest_T.to(output_THC.dtype)
-        return output_THC
+        words_T3 = words_of(query_THC)[:, 0]
+        output_THC = np.zeros(query_THC.shape, dtype=query_THC.numpy().dtype)
+        if step.rows:
+            ends = request_ends(step)
+            window_sum_T = _window_sums(own_records_Tb.numpy(), window, window_size, step, ends)
+            entry_sum_T = None if long_range is None else _entry_sums(long_range.cache, step, ends)
+            picks_sum_T = None if long_range is None else picks_term(long_range.entries_TK.numpy())
+            output_THC[:, 0, :CHANNELS] = words_T3
+            output_THC[:, 0, 1] = attended(
+                linear_of(words_T3), step.position_T.numpy(), window_sum_T, entry_sum_T, picks_sum_T
+            )
+        return torch.from_numpy(output_THC)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestEnds:
     """First and last position [R] that each request has in a step; meaningless for a request without rows."""
 
-    first_R: torch.Tensor
-    last_R: torch.Tensor
+    first_R: Integers
+    last_R: Integers
 
 
 def request_ends(step: StepLayout) -> RequestEnds:
     """Return the first and last positions of a step that has rows."""
-    starts_R, stops_R = step.row_starts_R1[:-1], step.row_starts_R1[1:]
+    row_starts_R1, position_T = step.row_starts_R1.numpy(), step.position_T.numpy()
     return RequestEnds(
-        first_R=step.position_T[starts_R.clamp(max=step.rows - 1)],
-        last_R=step.position_T[(stops_R - 1).clamp(min=0)],
+        first_R=position_T[np.minimum(row_starts_R1[:-1], step.rows - 1)],
+        last_R=position_T[np.maximum(row_starts_R1[1:] - 1, 0)],
     )
 
 
@@ -167,78 +170,81 @@ class EntryPlaces:
         visible_RE: the last row of the request sees the entry.
     """
 
-    entries_E: torch.Tensor
-    blocks_RE: torch.Tensor
-    offsets_E: torch.Tensor
-    visible_RE: torch.Tensor
+    entries_E: Integers
+    blocks_RE: Integers
+    offsets_E: Integers
+    visible_RE: Flags
 
 
 def entry_places(step: StepLayout, ends: RequestEnds, ratio: int, entries_per_block: int) -> EntryPlaces:
     """Return the places of entries through the block table."""
-    entries_E = torch.arange(step.max_position // ratio)
+    table_RB = step.block_table_RB.numpy()
+    entries_E = np.arange(step.max_position // ratio)
     # A table that is too short is the engine's mistake and must give a wrong token, not a crash here.
-    column_E = (entries_E // entries_per_block).clamp(max=step.block_table_RB.shape[1] - 1)
+    column_E = np.minimum(entries_E // entries_per_block, table_RB.shape[1] - 1)
     return EntryPlaces(
         entries_E=entries_E,
-        blocks_RE=step.block_table_RB[:, column_E],
+        blocks_RE=table_RB[:, column_E],
         offsets_E=entries_E % entries_per_block,
         visible_RE=entries_E < ((ends.last_R + 1) // ratio)[:, None],
     )
 
 
 def _window_sums(
-    own_records_Tb: torch.Tensor, window: WindowCache, window_size: int, step: StepLayout, ends: RequestEnds
-) -> torch.Tensor:
+    own_records_Tb: Bytes, window: WindowCache, window_size: int, step: StepLayout, ends: RequestEnds
+) -> Hashes:
     before = window_size - 1
-    position_RL = (ends.first_R - before)[:, None] + torch.arange(before + step.max_rows)
-    lowest_R = step.window_start_R.clamp(min=0)
+    position_RL = (ends.first_R - before)[:, None] + np.arange(before + step.max_rows)
+    lowest_R = np.maximum(step.window_start_R.numpy(), 0)
     seen_RL = (position_RL >= lowest_R[:, None]) & (position_RL <= ends.last_R[:, None])
-    slots_R1 = step.state_slots_R[:, None]
-    places_RL = position_RL % window.ring
-    tail = tail_bytes(window.format)
-    heads = window.bytes_ZRb[..., :HEAD_BYTES][slots_R1, places_RL]
-    tails = window.bytes_ZRb[..., -tail:][slots_R1, places_RL]
+    found_RLb = window.bytes_ZRb.numpy()[step.state_slots_R.numpy()[:, None], position_RL % window.ring]
     if step.kind == "prefill":
         # The ring still holds what it held before the chunk. (In a decode step it holds the step's records too, and
         # reading them there shows whether they were stored.)
-        own_RL = position_RL >= ends.first_R[:, None]
-        row_RL = (step.row_starts_R1[:-1, None] + position_RL - ends.first_R[:, None]).clamp(0, step.rows - 1)
-        heads = torch.where(own_RL[..., None], own_records_Tb[:, :HEAD_BYTES][row_RL], heads)
-        tails = torch.where(own_RL[..., None], own_records_Tb[:, -tail:][row_RL], tails)
-    records = read(heads, tails)
-    terms_RL = term(Role.WINDOW, position_RL, records.linear, records.damage)
-    sums_RL = _running_sums(terms_RL, seen_RL)
-    start_T = step.position_T - ends.first_R[step.request_T]
-    return sums_RL[step.request_T, start_T + window_size] - sums_RL[step.request_T, start_T]
+        own_RL = (position_RL >= ends.first_R[:, None]) & seen_RL
+        row_RL = step.row_starts_R1.numpy()[:-1, None] + position_RL - ends.first_R[:, None]
+        found_RLb[own_RL] = own_records_Tb[row_RL[own_RL]]
+    records = read(found_RLb, window.format)
+    sums_RL = _running_sums(term(Role.WINDOW, position_RL, records.linear, records.damage), seen_RL)
+    request_T = step.request_T.numpy()
+    start_T = step.position_T.numpy() - ends.first_R[request_T]
+    total_T: Hashes = sums_RL[request_T, start_T + window_size] - sums_RL[request_T, start_T]
+    return total_T
 
 
-def _entry_sums(cache: EntryCache, step: StepLayout, ends: RequestEnds) -> torch.Tensor:
+def _entry_sums(cache: EntryCache, step: StepLayout, ends: RequestEnds) -> Hashes:
     places = entry_places(step, ends, cache.ratio, cache.entries_per_block)
-    records = read_whole(cache.bytes_NEb[places.blocks_RE, places.offsets_E], cache.format)
+    records = read(cache.bytes_NEb.numpy()[places.blocks_RE, places.offsets_E], cache.format)
     terms_RE = term(Role.ENTRY, places.entries_E, records.linear, records.damage)
     sums_RE = _running_sums(terms_RE, places.visible_RE)
-    return sums_RE[step.request_T, (step.position_T + 1) // cache.ratio]
+    total_T: Hashes = sums_RE[step.request_T.numpy(), (step.position_T.numpy() + 1) // cache.ratio]
+    return total_T
 
 
-def _running_sums(terms_RL: torch.Tensor, kept_RL: torch.Tensor) -> torch.Tensor:
+def _running_sums(terms_RL: Hashes, kept_RL: Flags) -> Hashes:
     """Return [R, L + 1]: column i is the sum of the kept terms before i."""
-    sums_RL = torch.where(kept_RL, terms_RL, 0).cumsum(1)
-    return torch.nn.functional.pad(sums_RL, (1, 0))
+    sums_RL = np.zeros((terms_RL.shape[0], terms_RL.shape[1] + 1), dtype=np.uint64)
+    np.cumsum(terms_RL * kept_RL, axis=1, out=sums_RL[:, 1:])
+    return sums_RL
 
 
-def _waiting_linear(rows_TW: torch.Tensor) -> torch.Tensor:
+def _waiting_linear(rows_TW: npt.NDArray[np.int32]) -> Hashes:
     width = rows_TW.shape[1] // 2
-    gate_T = linear_of(rows_TW[:, :CHANNELS].to(torch.int64))
-    return pending_linear(gate_T, linear_of(rows_TW[:, width : width + CHANNELS].to(torch.int64)))
+    gate_T = linear_of(rows_TW[:, :CHANNELS].astype(np.int64))
+    return pending_linear(gate_T, linear_of(rows_TW[:, width : width + CHANNELS].astype(np.int64)))
 
 
-def _scatter(target: torch.Tensor, records_nb: torch.Tensor, slot_n: torch.Tensor) -> None:
-    kept_n = slot_n >= 0
-    slots, per_item = slot_n[kept_n], target.shape[1]
-    target[slots // per_item, slots % per_item] = records_nb[kept_n]
+def _scatter(target: Bytes, records_nb: Bytes, slot_n: torch.Tensor) -> None:
+    slots, per_item = slot_n.numpy(), target.shape[1]
+    kept_n = slots >= 0
+    if not kept_n.all():
+        slots, records_nb = slots[kept_n], records_nb[kept_n]
+    target[slots // per_item, slots % per_item] = records_nb
 
 
-def _gather(source: torch.Tensor, slot_n: torch.Tensor, record_format: RecordFormat) -> torch.Tensor:
-    place_n, per_item = slot_n.clamp(min=0), source.shape[1]
-    rows_nC = unpacked(source[place_n // per_item, place_n % per_item], record_format)
-    return torch.where((slot_n >= 0)[:, None], rows_nC, 0.0)
+def _gather(source: Bytes, slot_n: torch.Tensor, record_format: RecordFormat) -> torch.Tensor:
+    slots, per_item = slot_n.numpy(), source.shape[1]
+    places = np.maximum(slots, 0)
+    rows_nC = unpacked(source[places // per_item, places % per_item], record_format)
+    rows_nC[slots < 0] = 0
+    return torch.from_numpy(rows_nC)

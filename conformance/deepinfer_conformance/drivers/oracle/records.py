@@ -4,25 +4,25 @@ Head: id, digest and rotation as little-endian int32 in the first 12 data bytes.
 three in the last scale bytes (in the last data bytes for a format without scales), at most 4. A record of which only
 a part was copied, or that another record overlaps, does not fit its own check: that is its damage.
 
-Legend: T rows, N blocks, E entries per block, b record bytes, n records.
+Legend: T rows, C width, E entries per block, b record bytes, n records.
 """
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
-from deepinfer.accelerator.caches import IndexCache
 from deepinfer.errors import OpRefusedError
-from deepinfer.numerics import RecordFormat, RecordParts
-from deepinfer_conformance.drivers.oracle.hashing import CHANNELS, linear_of
+from deepinfer.numerics import RecordFormat
+from deepinfer_conformance.drivers.oracle.hashing import CHANNELS, Hashes, Integers, linear_of
+
+Bytes = npt.NDArray[np.uint8]
 
 HEAD_BYTES = 4 * CHANNELS
-_MOST_TAIL_BYTES = 4
-_CHECK_SHIFT = 24
-_TAIL_FACTORS = torch.tensor([1 << (8 * byte) for byte in range(_MOST_TAIL_BYTES)])
+_HEAD = np.dtype("<i4")
+_CHECK_SHIFT = np.uint64(24)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,68 +30,77 @@ class ReadRecords:
     """What records hold.
 
     Attributes:
-        linear: int64 [...], `linear_of` their three integers.
-        damage: int64 [...], 0 where the check fits.
+        linear: [...], `linear_of` their three integers.
+        damage: [...], 0 where the check fits.
     """
 
-    linear: torch.Tensor
-    damage: torch.Tensor
+    linear: Hashes
+    damage: Hashes
 
 
-def tail_bytes(record_format: RecordFormat) -> int:
-    """Return how many bytes the check has; OpRefusedError if the format is too narrow for the oracle."""
-    scales = record_format.scale_bytes
-    tail = min(_MOST_TAIL_BYTES, scales or _MOST_TAIL_BYTES)
-    room = record_format.data_bytes - (0 if scales else tail)
-    if room < HEAD_BYTES or sys.byteorder != "little":
+def check_type(record_format: RecordFormat) -> np.dtype[np.unsignedinteger]:
+    """Return the type of the check; OpRefusedError if the format is too narrow for the oracle."""
+    size = record_format.scale_bytes or 4
+    check: np.dtype[np.unsignedinteger] = np.dtype("<u4" if size >= 4 else "<u2" if size >= 2 else "<u1")
+    room = record_format.data_bytes - (0 if record_format.scale_bytes else check.itemsize)
+    if room < HEAD_BYTES:
         raise OpRefusedError(
-            f"the oracle keeps {HEAD_BYTES} bytes in a record's data on a little-endian host; format "
-            f"{record_format.name!r} of width {record_format.width} has {room} bytes on a {sys.byteorder}-endian one. "
-            f"Use a wider configuration."
+            f"the oracle keeps {HEAD_BYTES} bytes in a record's data; format {record_format.name!r} of width "
+            f"{record_format.width} has room for {room}. Use a wider configuration."
         )
-    return tail
+    return check
 
 
-def packed(x_TC: torch.Tensor, record_format: RecordFormat) -> torch.Tensor:
-    """Return the records uint8 [T, b] of rows."""
-    tail = tail_bytes(record_format)
-    words_T3 = x_TC[:, :CHANNELS].to(torch.int64).to(torch.int32)
-    check_T1 = (linear_of(words_T3.to(torch.int64)) >> _CHECK_SHIFT)[:, None].contiguous()
-    records_Tb = x_TC.new_zeros((x_TC.shape[0], record_format.nbytes), dtype=torch.uint8)
-    records_Tb[:, :HEAD_BYTES] = words_T3.contiguous().view(torch.uint8)
-    records_Tb[:, -tail:] = check_T1.view(torch.uint8)[:, :tail]
+def packed(words_T3: Integers, record_format: RecordFormat) -> Bytes:
+    """Return the records [T, b] of triples."""
+    check = check_type(record_format)
+    narrow_T3 = words_T3.astype(_HEAD)
+    records_Tb = np.zeros((words_T3.shape[0], record_format.nbytes), dtype=np.uint8)
+    records_Tb[:, :HEAD_BYTES].view(_HEAD)[...] = narrow_T3
+    checks_T = linear_of(narrow_T3.astype(np.int64)) >> _CHECK_SHIFT
+    records_Tb[:, -check.itemsize :].view(check)[:, 0] = checks_T.astype(check)
     return records_Tb
 
 
-def read(heads: torch.Tensor, tails: torch.Tensor) -> ReadRecords:
-    """Return what head bytes [..., 12] and tail bytes [..., t] hold."""
-    tail = tails.shape[-1]
-    linear = linear_of(heads.contiguous().view(torch.int32).to(torch.int64))
-    check = (linear >> _CHECK_SHIFT) & ((1 << (8 * tail)) - 1)
-    found = (tails.to(torch.int64) * _TAIL_FACTORS[:tail]).sum(-1)
-    return ReadRecords(linear, found ^ check)
+def read(records: Bytes, record_format: RecordFormat) -> ReadRecords:
+    """Return what records [..., b] hold."""
+    return read_sections(records, records, record_format)
 
 
-def read_whole(records: torch.Tensor, record_format: RecordFormat) -> ReadRecords:
-    """Return what records uint8 [..., b] hold."""
-    return read(records[..., :HEAD_BYTES], records[..., -tail_bytes(record_format) :])
+def read_sections(data: Bytes, ends: Bytes, record_format: RecordFormat) -> ReadRecords:
+    """Return what records hold whose heads begin ``data`` [..., any] and whose checks end ``ends`` [..., any]."""
+    check = check_type(record_format)
+    linear = linear_of(data[..., :HEAD_BYTES].view(_HEAD).astype(np.int64))
+    found = ends[..., -check.itemsize :].view(check)[..., 0].astype(np.uint64)
+    wanted = (linear >> _CHECK_SHIFT) & np.uint64((1 << (8 * check.itemsize)) - 1)
+    return ReadRecords(linear, found ^ wanted)
 
 
-def unpacked(records_nb: torch.Tensor, record_format: RecordFormat) -> torch.Tensor:
-    """Return float32 [n, C] rows with the three integers of records in their first channels."""
-    rows_nC = records_nb.new_zeros((records_nb.shape[0], record_format.width), dtype=torch.float32)
-    rows_nC[:, :CHANNELS] = records_nb[:, :HEAD_BYTES].contiguous().view(torch.int32)
+def unpacked(heads_nb: Bytes, record_format: RecordFormat) -> npt.NDArray[np.float32]:
+    """Return rows [n, C] with the three integers of records in their first channels."""
+    rows_nC = np.zeros((heads_nb.shape[0], record_format.width), dtype=np.float32)
+    rows_nC[:, :CHANNELS] = heads_nb[:, :HEAD_BYTES].view(_HEAD)
     return rows_nC
 
 
-def key_sections(cache: IndexCache) -> RecordParts:
-    """Return views [N, E, data] and [N, E, scales] on the index keys of every block."""
-    return cache.format.block_sections(cache.bytes_Nb, cache.entries_per_block)
+@dataclass(frozen=True, slots=True)
+class KeySections:
+    """The two sections of the index keys of every block, as views.
 
+    Attributes:
+        data: [blocks, E, data bytes].
+        scales: [blocks, E, scale bytes]; no bytes for a format without scales.
+    """
 
-def read_keys(cache: IndexCache, blocks: torch.Tensor, offsets: torch.Tensor) -> ReadRecords:
-    """Return what index keys hold; blocks and offsets broadcast."""
-    sections, tail = key_sections(cache), tail_bytes(cache.format)
-    heads = sections.data[..., :HEAD_BYTES][blocks, offsets]
-    ends = sections.scales if cache.format.scale_bytes else sections.data
-    return read(heads, ends[..., -tail:][blocks, offsets])
+    data: Bytes
+    scales: Bytes
+
+    @classmethod
+    def of(cls, blocks: Bytes, entries: int, record_format: RecordFormat) -> KeySections:
+        """Return the sections of blocks [blocks, E * b]."""
+        end = entries * record_format.data_bytes
+        shape = (blocks.shape[0], entries)
+        return cls(
+            data=blocks[:, :end].reshape(*shape, record_format.data_bytes),
+            scales=blocks[:, end:].reshape(*shape, record_format.scale_bytes),
+        )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from deepinfer.accelerator.interface import OpOptions
@@ -26,10 +27,11 @@ from deepinfer_conformance.drivers.host import (
 )
 from deepinfer_conformance.drivers.oracle.hashing import (
     CHANNELS,
+    Integers,
     TokenRule,
     combined,
     first_expert,
-    linear_of_parts,
+    linear_of,
     ngram_of,
     remembered,
     token_of,
@@ -51,9 +53,10 @@ class OracleLinear(OptionedGroup, LinearOps):
 
     def embed(self, ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
         """Return rows whose channel 0 is the token id, with an empty digest."""
-        embedded_TD = ids_T.new_zeros((ids_T.shape[0], table_VD.shape[1]), dtype=self.activation_dtype)
-        embedded_TD[:, 0] = ids_T
-        return embedded_TD
+        shape = (ids_T.shape[0], table_VD.shape[1])
+        embedded_TD = np.zeros(shape, dtype=numpy_type(self.activation_dtype))
+        embedded_TD[:, 0] = ids_T.numpy()
+        return torch.from_numpy(embedded_TD)
 
     def prepare(self, stored: StoredWeight, precision: Precision = "activation") -> PreparedWeight:
         """Keep the name and the width."""
@@ -65,10 +68,10 @@ class OracleLinear(OptionedGroup, LinearOps):
         dtype = named.dtype(self._options)
         if named.name != HEAD:
             return carried(x_TK, named.out_features, dtype)
-        words_T3 = x_TK[:, :CHANNELS].to(torch.int64)
+        words_T3 = words_of(x_TK)
         tokens_T = token_of(words_T3[:, 0], words_T3[:, 1], named.out_features, self._rule)
         logits_TV = x_TK.new_full((x_TK.shape[0], named.out_features), NO_LOGIT, dtype=dtype)
-        return logits_TV.scatter_(1, tokens_T[:, None], 0.0)
+        return logits_TV.scatter_(1, torch.from_numpy(tokens_T)[:, None], 0.0)
 
     def prepare_grouped(self, stored: StoredWeight, groups: int) -> PreparedWeight:
         """Keep the name and the width of one group."""
@@ -92,10 +95,13 @@ class OracleNorm(OptionedGroup, NormOps):
     ) -> torch.Tensor:
         """Add each row's position to channel 2; the inverse subtracts it."""
         del table
-        rotated = x.clone()
-        turned_T = -position_T if inverse else position_T
-        rotated[..., 2] += turned_T if x.dim() == 2 else turned_T[:, None]
-        return rotated
+        rotated = x.numpy().copy()
+        turned_T = position_T.numpy() if x.dim() == 2 else position_T.numpy()[:, None]
+        if inverse:
+            rotated[..., 2] -= turned_T
+        else:
+            rotated[..., 2] += turned_T
+        return torch.from_numpy(rotated)
 
 
 class OracleMixing(OptionedGroup, MixingOps):
@@ -111,12 +117,12 @@ class OracleMixing(OptionedGroup, MixingOps):
     def collapse(self, streams_TSD: torch.Tensor, pre_TS: torch.Tensor) -> torch.Tensor:
         """Return stream 0."""
         del pre_TS
-        return streams_TSD[:, 0].clone()
+        return torch.from_numpy(streams_TSD.numpy()[:, 0].copy())
 
     def post(self, output_TD: torch.Tensor, streams_TSD: torch.Tensor, mix: Mix) -> torch.Tensor:
         """Put the output into every stream."""
         del mix
-        return output_TD[:, None].repeat(1, streams_TSD.shape[1], 1)
+        return torch.from_numpy(output_TD.numpy()[:, None].repeat(streams_TSD.shape[1], axis=1))
 
 
 class OracleMemory(OptionedGroup, MemoryOps):
@@ -124,15 +130,16 @@ class OracleMemory(OptionedGroup, MemoryOps):
 
     def ngram_rows(self, tokens_TG: torch.Tensor, constants: NgramHash) -> torch.Tensor:
         """Return the hash of the look-back in every column, -1 where the row itself is dead."""
-        rows_T = torch.where(tokens_TG[:, 0] < 0, -1, ngram_of(tokens_TG, constants.pad_id))
-        return rows_T[:, None].repeat(1, constants.primes_Gh.numel())
+        seen_TG = tokens_TG.numpy()
+        rows_T = np.where(seen_TG[:, 0] < 0, -1, ngram_of(seen_TG, constants.pad_id))
+        return torch.from_numpy(rows_T[:, None].repeat(constants.primes_Gh.numel(), axis=1))
 
     def gather_rows(self, table: NgramTable, rows_TF: torch.Tensor) -> torch.Tensor:
         """Return the hash of column 0 in the first channel; a row of -1 gives zeros."""
         width = rows_TF.shape[1] * table.rows_RW.shape[1]
-        gathered = rows_TF.new_zeros((rows_TF.shape[0], width), dtype=self.activation_dtype)
-        gathered[:, 0] = rows_TF[:, 0].clamp(min=0)
-        return gathered
+        gathered = np.zeros((rows_TF.shape[0], width), dtype=numpy_type(self.activation_dtype))
+        gathered[:, 0] = rows_TF.numpy()[:, 0].clip(min=0)
+        return torch.from_numpy(gathered)
 
     def gate(
         self,
@@ -146,11 +153,11 @@ class OracleMemory(OptionedGroup, MemoryOps):
     ) -> torch.Tensor:
         """Fold the hash of the look-back into the digest of rows that are alive."""
         del value_TD, query_weight_SD, key_weight_SD, norm_eps
-        gated_TSD = streams_TSD.clone()
-        digest_T = streams_TSD[:, 0, 1].to(torch.int64)
-        folded_T = remembered(digest_T, key_TSD[:, 0, 0].to(torch.int64))
-        gated_TSD[:, :, 1] = torch.where(alive_T, folded_T, digest_T)[:, None]
-        return gated_TSD
+        gated_TSD = streams_TSD.numpy().copy()
+        digest_T = gated_TSD[:, 0, 1].astype(np.int64)
+        folded_T = remembered(digest_T, key_TSD.numpy()[:, 0, 0].astype(np.int64))
+        gated_TSD[:, :, 1] = np.where(alive_T.numpy(), folded_T, digest_T)[:, None]
+        return torch.from_numpy(gated_TSD)
 
 
 class OracleExperts(OptionedGroup, ExpertOps):
@@ -168,12 +175,13 @@ class OracleExperts(OptionedGroup, ExpertOps):
         """Return k neighbouring experts with weight 1, -1 with weight 0 for padding rows."""
         del scale
         experts = router.gate_ED.shape[0]
-        words_T3 = x_TD[:, :CHANNELS].to(torch.int64)
-        linear_T = linear_of_parts(words_T3[:, 0], words_T3[:, 1], words_T3[:, 2])
-        first_T = first_expert(linear_T, image_T, experts)
-        experts_Tk = (first_T[:, None] + torch.arange(top_k)) % experts
-        valid_Tk = valid_T[:, None].expand(-1, top_k)
-        return Routing(torch.where(valid_Tk, experts_Tk, -1), valid_Tk.to(self.wide_dtype))
+        first_T = first_expert(linear_of(words_of(x_TD)), image_T.numpy(), experts)
+        experts_Tk = (first_T[:, None] + np.arange(top_k)) % experts
+        valid_Tk = valid_T.numpy()[:, None].repeat(top_k, axis=1)
+        return Routing(
+            experts_Tk=torch.from_numpy(np.where(valid_Tk, experts_Tk, -1)),
+            weights_Tk=torch.from_numpy(valid_Tk.astype(numpy_type(self.wide_dtype))),
+        )
 
     def prepare(self, experts: Sequence[StoredExpert], limit: float) -> PreparedWeight:
         """Keep a name and the hidden size."""
@@ -189,7 +197,7 @@ class OracleExperts(OptionedGroup, ExpertOps):
         """Return slots whose channel 1 is the number of the expert plus one, times the routing weight."""
         del experts
         slots_TkD = x_TD.new_zeros((*routing.experts_Tk.shape, x_TD.shape[1]), dtype=self.wide_dtype)
-        slots_TkD[:, :, 1] = (routing.experts_Tk + 1) * routing.weights_Tk
+        slots_TkD[:, :, 1] = torch.from_numpy(_slots(routing))
         return slots_TkD
 
     def shared(self, x_TD: torch.Tensor, expert: PreparedWeight) -> torch.Tensor:
@@ -199,24 +207,38 @@ class OracleExperts(OptionedGroup, ExpertOps):
 
     def combine(self, shared_TD: torch.Tensor, slots_TkD: torch.Tensor) -> torch.Tensor:
         """Fold the slots into the digest of the shared output, in top-k order."""
-        return self._combined(shared_TD, slots_TkD[:, :, 1])
+        return self._combined(shared_TD, slots_TkD.numpy()[:, :, 1].astype(np.int64))
 
     def local(
         self, x_TD: torch.Tensor, routing: Routing, experts: PreparedWeight, shared: PreparedWeight
     ) -> torch.Tensor:
         """Return what shared, routed and combine give."""
         del experts, shared
-        return self._combined(x_TD, (routing.experts_Tk + 1) * routing.weights_Tk)
+        return self._combined(x_TD, _slots(routing))
 
-    def _combined(self, shared_TD: torch.Tensor, slots_Tk: torch.Tensor) -> torch.Tensor:
-        output_TD = shared_TD.to(self.activation_dtype, copy=True)
-        output_TD[:, 1] = combined(shared_TD[:, 1].to(torch.int64), slots_Tk.to(torch.int64))
-        return output_TD
+    def _combined(self, shared_TD: torch.Tensor, slots_Tk: Integers) -> torch.Tensor:
+        output_TD = shared_TD.numpy().astype(numpy_type(self.activation_dtype))
+        output_TD[:, 1] = combined(output_TD[:, 1].astype(np.int64), slots_Tk)
+        return torch.from_numpy(output_TD)
+
+
+def words_of(x: torch.Tensor) -> Integers:
+    """Return the integers [..., 3] that rows carry."""
+    return x.numpy()[..., :CHANNELS].astype(np.int64)
+
+
+def numpy_type(dtype: torch.dtype) -> np.dtype[np.floating]:
+    """Return the NumPy type of an activation dtype."""
+    return np.dtype(np.float64 if dtype == torch.float64 else np.float32)
 
 
 def carried(x: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
     """Return zeros [..., width] with the first channels of x."""
-    out = x.new_zeros((*x.shape[:-1], width), dtype=dtype)
+    out = np.zeros((*x.shape[:-1], width), dtype=numpy_type(dtype))
     kept = min(CHANNELS, width, x.shape[-1])
-    out[..., :kept] = x[..., :kept]
-    return out
+    out[..., :kept] = x.numpy()[..., :kept]
+    return torch.from_numpy(out)
+
+
+def _slots(routing: Routing) -> Integers:
+    return (routing.experts_Tk.numpy() + 1) * routing.weights_Tk.numpy().astype(np.int64)

@@ -1,0 +1,54 @@
+"""`deepinfer plan`: one line per op, or the refusal with every reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from deepinfer.accelerator import all_op_names
+
+Run = Callable[..., object]
+
+
+def test_every_op_of_the_contract_has_a_line(run: Run) -> None:
+    ran = run("plan", "--accelerator", "cpu_ref")
+    assert ran.status == 0
+    lines = ran.out.partition("------\n")[2].splitlines()
+    assert [line.split()[0] for line in lines if "." in line.split()[0]] == list(all_op_names())
+
+
+def test_json_names_driver_options_and_every_op(run: Run) -> None:
+    ran = run("plan", "--accelerator", "cpu_ref", "--dtype", "float64", "--kv-cache-dtype", "float32", "--json")
+    made = json.loads(ran.out)
+    assert (made["driver"], made["dtype"], made["kv_cache_dtype"]) == ("cpu_ref", "float64", "float32")
+    assert [row["op"] for row in made["ops"]] == list(all_op_names())
+
+
+def test_the_environment_demands_batch_invariance(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert json.loads(run("plan", "--accelerator", "cpu_ref", "--json").out)["batch_invariant"] is False
+    monkeypatch.setenv("DEEPINFER_BATCH_INVARIANT", "1")
+    assert json.loads(run("plan", "--accelerator", "cpu_ref", "--json").out)["batch_invariant"] is True
+
+
+@pytest.mark.parametrize("name", ["nvidia", "ascend"])
+def test_a_placeholder_driver_is_refused_and_never_replaced(run: Run, name: str) -> None:
+    ran = run("plan", "--accelerator", name)
+    assert ran.status == 1
+    assert ran.out == ""
+    assert "has no kernels yet" in ran.err
+    assert "Installed drivers: ascend, cpu_ref, faulty, null, nvidia, oracle" in ran.err
+
+
+def test_contradicting_options_are_refused(run: Run) -> None:
+    ran = run("plan", "--accelerator", "cpu_ref", "--numerics", "served", "--dtype", "float64")
+    assert ran.status == 2
+    assert "contradicts" in ran.err
+
+
+def test_an_unknown_fallback_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPINFER_ALLOW_FALLBACK", "linear.dence")
+    ran = run("plan", "--accelerator", "cpu_ref")
+    assert ran.status == 1
+    assert "linear.dense" in ran.err
