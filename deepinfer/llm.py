@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from numbers import Integral
 from os import PathLike
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 import torch
 from tqdm import tqdm
 
+from deepinfer.engine.admission import read_token_ids
 from deepinfer.engine.build import build_engine
 from deepinfer.engine.engine import Engine
 from deepinfer.engine.options import EngineKeywords, EngineOptions
 from deepinfer.engine.outputs import RequestOutput
-from deepinfer.errors import ArgumentError
+from deepinfer.errors import ArgumentError, TokenizerError
 from deepinfer.sampling.params import SamplingParams
 
 Prompt = str | Sequence[int]
+
+
+class _Prepared(NamedTuple):
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
 
 
 class LLM:
@@ -38,6 +47,14 @@ class LLM:
         self._engine = build_engine(model, accelerator, EngineOptions.from_keywords(options))
         self._ids = itertools.count()
 
+    @classmethod
+    def from_engine(cls, engine: Engine) -> LLM:
+        """Put this face on an engine that was built by hand."""
+        llm = cls.__new__(cls)
+        llm._engine = engine
+        llm._ids = itertools.count()
+        return llm
+
     @property
     def engine(self) -> Engine:
         """The engine underneath, for driving it step by step."""
@@ -53,113 +70,129 @@ class LLM:
         """Generate for every prompt and return one terminal record per prompt, in order.
 
         Args:
-            prompts: a text, a list of token ids, or a list of either.
+            prompts: a text, a list of token ids, or a list of either; arrays of integers count as lists.
             sampling_params: one for all prompts or one per prompt; None means the defaults.
             use_tqdm: show a progress bar on the standard error stream.
 
         Raises:
-            ArgumentError: the call itself is malformed; nothing was queued.
+            ArgumentError: the call itself is malformed, with everything that is wrong; nothing was queued.
+            TokenizerError: texts that cannot be encoded are all that is wrong; nothing was queued.
 
         An exception, Ctrl-C included, aborts what this call queued: the next call starts clean. A refused prompt does
         not raise; its record says ``ignored`` and why.
         """
+        prepared = self._prepare(prompts, sampling_params)
         results: dict[str, RequestOutput] = {}
-        request_ids = self._enqueue(prompts, sampling_params)
-        with tqdm(total=len(request_ids), desc="generating", unit="request", disable=not use_tqdm) as bar:
-            for output in self._run(request_ids):
+        with tqdm(total=len(prepared), desc="generating", unit="request", disable=not use_tqdm) as bar:
+            for output in self._run(prepared):
                 if output.finished:
                     results[output.request_id] = output
                     bar.update()
-        return [results[request_id] for request_id in request_ids]
+        return [results[each.request_id] for each in prepared]
 
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Iterator[RequestOutput]:
-        """Yield the growing records of all prompts as steps produce them; the last of each has ``finished`` set.
+        """Return an iterator over the growing records of all prompts; the last of each has ``finished`` set.
 
-        Texts and token lists are cumulative. Closing the iterator aborts what is unfinished.
+        Arguments are those of :meth:`generate` and refused as there, at the call. Texts and token lists are cumulative.
+        The requests are queued when the first record is asked for; closing the iterator aborts what is unfinished.
         """
-        request_ids = self._enqueue(prompts, sampling_params)
-        yield from self._run(request_ids)
+        return self._run(self._prepare(prompts, sampling_params))
 
     def logits(self, ids: Sequence[int], image_mask: Sequence[bool] | None = None) -> torch.Tensor:
         """Return float32 logits [len(ids), vocab] at every position, through chunked prefill and the caches.
 
         Args:
             ids: token ids.
-            image_mask: True where a position lies in an image span; runs of True are spans.
+            image_mask: true where a position lies in an image span; runs of true positions are spans.
+
+        Raises:
+            ArgumentError: with every reason why they cannot be computed.
+            TypeError: the ids are no integers.
         """
-        (request_id,) = self._new_ids(1)
-        return self._engine.compute_logits(request_id, ids, image_mask)
+        return self._engine.compute_logits(self._new_id(), ids, image_mask)
 
-    def _enqueue(
+    def _prepare(
         self, prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[str]:
-        problems: list[str] = []
-        if self._engine.has_unfinished_requests():
-            problems.append(
-                f"the engine still has {self._engine.stats().num_unfinished} unfinished requests that this call did not "
-                f"add; run engine.step() until they end, or abort them"
-            )
-        listed = _as_list(prompts)
+    ) -> list[_Prepared]:
+        problems = self._busy_problems()
+        listed = _listed(prompts, problems)
         params = _params_for(sampling_params, len(listed), problems)
-        ids: list[tuple[str | None, Sequence[int]]] = []
+        read: list[tuple[str | None, Sequence[int]]] = []
+        unspeakable: list[str] = []
         for number, prompt in enumerate(listed):
-            if isinstance(prompt, str):
-                if self._engine.tokenizer is None:
-                    problems.append(f"prompt {number} is text, but the model has no tokenizer.json: give token ids")
-                    continue
-                ids.append((prompt, self._engine.tokenizer.encode(prompt)))
-            elif isinstance(prompt, (list, tuple)):
-                ids.append((None, prompt))
-            else:
-                problems.append(f"prompt {number} is a {type(prompt).__name__}; give a text or a list of token ids")
+            try:
+                read.append(self._read(prompt))
+            except TypeError as error:
+                problems.append(f"prompt {number} {error}")
+            except TokenizerError as error:
+                unspeakable.append(f"prompt {number}: {error}")
         if problems:
-            raise ArgumentError("generate", problems)
-        request_ids = self._new_ids(len(ids))
-        added: list[str] = []
-        try:
-            for request_id, (text, token_ids), each in zip(request_ids, ids, params, strict=True):
-                self._engine.add_request(request_id, token_ids, each, prompt=text)
-                added.append(request_id)
-        except BaseException:
-            self._engine.discard_requests(added)
-            raise
-        return request_ids
+            raise ArgumentError("generate", problems + unspeakable)
+        if unspeakable:
+            raise TokenizerError("; ".join(unspeakable))
+        return [_Prepared(self._new_id(), text, ids, each) for (text, ids), each in zip(read, params, strict=True)]
 
-    def _run(self, request_ids: Sequence[str]) -> Iterator[RequestOutput]:
+    def _read(self, prompt: object) -> tuple[str | None, Sequence[int]]:
+        if not isinstance(prompt, str):
+            return None, read_token_ids(prompt)
+        if self._engine.tokenizer is None:
+            raise TypeError("is text, but the model has no tokenizer.json; give token ids")
+        return prompt, self._engine.tokenizer.encode(prompt)
+
+    def _run(self, prepared: Sequence[_Prepared]) -> Iterator[RequestOutput]:
+        busy = self._busy_problems()
+        if busy:  # something was added since the call that prepared this iterator
+            raise ArgumentError("generate", busy)
         try:
+            for each in prepared:
+                self._engine.add_request(each.request_id, each.prompt_token_ids, each.params, prompt=each.prompt)
             while self._engine.has_unfinished_requests():
                 yield from self._engine.step()
         finally:
-            self._engine.discard_requests(request_ids)
+            self._engine.discard_requests([each.request_id for each in prepared])
 
-    def _new_ids(self, count: int) -> list[str]:
-        return [str(next(self._ids)) for _ in range(count)]
+    def _busy_problems(self) -> list[str]:
+        if not self._engine.has_unfinished_requests():
+            return []
+        return [
+            f"the engine still has {self._engine.stats().num_unfinished} unfinished requests that this call did not "
+            f"add; run engine.step() until has_unfinished_requests() is False (engine.abort_request ends them early)"
+        ]
+
+    def _new_id(self) -> str:
+        return str(next(self._ids))
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _listed(prompts: object, problems: list[str]) -> list[object]:
+    if isinstance(prompts, torch.Tensor):
+        prompts = prompts.tolist()
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, (bytes, Mapping, Set)) or not isinstance(prompts, Iterable):
+        problems.append(f"prompts are of type {type(prompts).__name__}; give a text, token ids, or a list of either")
+        return []
     listed = list(prompts)
-    if listed and all(isinstance(item, int) and not isinstance(item, bool) for item in listed):
-        return [listed]  # type: ignore[list-item]
-    return listed  # type: ignore[return-value]
+    is_one_prompt = bool(listed) and all(isinstance(item, Integral) and not isinstance(item, bool) for item in listed)
+    return [listed] if is_one_prompt else listed
 
 
-def _params_for(
-    given: SamplingParams | Sequence[SamplingParams] | None, count: int, problems: list[str]
-) -> list[SamplingParams]:
+def _params_for(given: object, count: int, problems: list[str]) -> list[SamplingParams]:
     if given is None:
         return [SamplingParams()] * count
     if isinstance(given, SamplingParams):
         return [given] * count
-    params = list(given)
-    if len(params) != count:
-        problems.append(f"{len(params)} sampling parameters for {count} prompts; give one, or one per prompt")
-    wrong = sorted({type(each).__name__ for each in params if not isinstance(each, SamplingParams)})
+    if isinstance(given, (str, bytes, Mapping, Set)) or not isinstance(given, Iterable):
+        problems.append(f"sampling_params are of type {type(given).__name__}; give SamplingParams, or one per prompt")
+        return []
+    listed = list(given)
+    params = [each for each in listed if isinstance(each, SamplingParams)]
+    wrong = sorted({type(each).__name__ for each in listed if not isinstance(each, SamplingParams)})
     if wrong:
-        problems.append(f"sampling_params holds {', '.join(wrong)}; give SamplingParams")
+        problems.append(f"sampling_params hold values of type {', '.join(wrong)}; give SamplingParams")
+    if len(listed) != count:
+        problems.append(f"{len(listed)} sampling parameters for {count} prompts; give one, or one per prompt")
     return params

@@ -41,7 +41,7 @@ def cuts(text: str) -> Iterator[list[str]]:
             yield [text[a:b] for a, b in itertools.pairwise(edges)]
 
 
-def expected(text: str, stops: Sequence[str], include: bool) -> tuple[str, str | None]:
+def expected(text: str, stops: Sequence[str], *, include: bool) -> tuple[str, str | None]:
     """Read character by character; at the first that completes stop strings, the longest of them ends the text."""
     for end in range(1, len(text) + 1):
         completed = [stop for stop in stops if text[:end].endswith(stop)]
@@ -54,8 +54,8 @@ def expected(text: str, stops: Sequence[str], include: bool) -> tuple[str, str |
 @pytest.mark.parametrize("include", [False, True])
 @pytest.mark.parametrize("stops", STOP_SETS)
 @pytest.mark.parametrize("text", [TEXT, "xxEN", "ENENDEND", "xéN漢END"])
-def test_every_cut_ends_the_text_at_the_same_place(text: str, stops: tuple[str, ...], include: bool) -> None:
-    wanted = expected(text, stops, include)
+def test_every_cut_ends_the_text_at_the_same_place(text: str, stops: tuple[str, ...], *, include: bool) -> None:
+    wanted = expected(text, stops, include=include)
     for pieces in cuts(text):
         matcher = StopStringMatcher(stops, include_stop=include)
         shown, read, stop = "", "", None
@@ -155,7 +155,7 @@ def test_a_stop_that_is_half_of_a_character_is_never_met() -> None:
 
 
 @pytest.mark.parametrize("include", [False, True])
-def test_an_answers_text_only_grows_and_equals_its_end(include: bool) -> None:
+def test_an_answers_text_only_grows_and_equals_its_end(*, include: bool) -> None:
     tokenizer = byte_tokenizer()
     text = OutputText(tokenizer, stop=["漢D"], include_stop=include)
     shown = [""]

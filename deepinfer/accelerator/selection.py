@@ -81,8 +81,10 @@ def _named(name: str, chosen_by: str) -> Selection:
         driver = registry.load(name)
         availability = availability_of(driver)
     except DriverLoadError as error:
+        # The error of an absent driver lists the installed ones already.
+        listing = f"\n{_installed()}" if name in registry.installed_names() else ""
         # The same class (InterfaceVersionError included), so that a caller can still tell the causes apart.
-        raise type(error)(f"{_asked(name, chosen_by)}: {error}\n{_installed()}") from error
+        raise type(error)(f"{_asked(name, chosen_by)}: {error}{listing}") from error
     if not availability.available:
         listed = _listed(PassedOver(name, availability.reasons))
         raise DriverUnavailableError(f"{_asked(name, chosen_by)}, and it cannot run here:\n{listed}\n{_installed()}")

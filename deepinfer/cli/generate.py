@@ -40,7 +40,9 @@ def generate(
     top_k: Annotated[int, typer.Option(help="Keep the k most probable tokens; -1 keeps all.")] = -1,
     top_p: Annotated[float, typer.Option(help="Keep the most probable tokens up to this share.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Keep tokens at least this fraction as probable as the best.")] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Key of the random draws; unset: each request has its own.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Key of the random draws; unset: one per request, the same on every run.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to emit per answer.")] = 16,
     min_tokens: Annotated[int, typer.Option(help="No end before this many tokens.")] = 0,
     n: Annotated[int, typer.Option("--n", help="Answers per prompt.")] = 1,

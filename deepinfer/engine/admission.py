@@ -1,99 +1,179 @@
-"""What is checked before a request enters: wrong types raise, everything else becomes the request's own record."""
+"""What is checked before a request enters: wrong types raise, everything else becomes the request's own record.
+
+Legend: P prompt positions, D hidden size.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from itertools import pairwise
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 
 from deepinfer.model.config import ModelConfig
+from deepinfer.sampling.checks import id_problems
 from deepinfer.sampling.params import SamplingParams
 
-_LISTED_IDS = 5
+Span = tuple[int, int]
 
 
-def checked_token_ids(request_id: object, prompt_token_ids: Sequence[int], params: object) -> tuple[int, ...]:
-    """Return the prompt as Python integers; raise one TypeError that lists every wrong type."""
-    wrong = []
-    if not isinstance(request_id, str):
-        wrong.append(f"request_id is a {type(request_id).__name__}, give a str")
-    if not isinstance(params, SamplingParams):
-        wrong.append(f"params is a {type(params).__name__}, give SamplingParams")
-    ids: list[int] = []
-    if isinstance(prompt_token_ids, (str, bytes)) or not hasattr(prompt_token_ids, "__iter__"):
-        wrong.append(f"prompt_token_ids is a {type(prompt_token_ids).__name__}, give a list of integers")
-    else:
-        items: list[Any] = list(prompt_token_ids)
-        strange = sorted({type(item).__name__ for item in items if not _is_integer(item)})
-        if strange:
-            wrong.append(f"prompt_token_ids holds {', '.join(strange)}, give integers")
-        else:
-            ids = [int(item) for item in items]
-    if wrong:
-        raise TypeError("add_request: " + "; ".join(wrong))
-    return tuple(ids)
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request whose arguments have the right types.
+
+    Attributes:
+        request_id: the caller's id.
+        prompt: the prompt's text, for the record only.
+        prompt_token_ids: the prompt.
+        params: how to sample.
+        image_spans: (start, stop) positions that hold images, in order.
+        embeddings_PD: one row per prompt position, read at image positions; None for none.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    image_spans: tuple[Span, ...] = ()
+    embeddings_PD: torch.Tensor | None = None
+
+    @classmethod
+    def read(
+        cls,
+        request_id: Any,
+        prompt_token_ids: Any,
+        params: Any,
+        *,
+        prompt: Any = None,
+        image_spans: Any = (),
+        embeddings: Any = None,
+    ) -> Submission:
+        """Check and convert what a caller passed, whatever it is; ``params`` None means the defaults.
+
+        Raises:
+            TypeError: listing every argument of a wrong type.
+        """
+        wrong: list[str] = []
+        if not isinstance(request_id, str):
+            wrong.append(f"request_id is of type {type(request_id).__name__}; give a str")
+        if not isinstance(prompt, (str, type(None))):
+            wrong.append(f"prompt is of type {type(prompt).__name__}; give the prompt's text or None")
+        if not isinstance(params, (SamplingParams, type(None))):
+            wrong.append(f"params is of type {type(params).__name__}; give SamplingParams")
+        if not (embeddings is None or (isinstance(embeddings, torch.Tensor) and embeddings.is_floating_point())):
+            kind = embeddings.dtype if isinstance(embeddings, torch.Tensor) else type(embeddings).__name__
+            wrong.append(f"embeddings are of type {kind}; give a floating-point tensor")
+        ids: tuple[int, ...] = ()
+        spans: tuple[Span, ...] = ()
+        try:
+            ids = read_token_ids(prompt_token_ids)
+        except TypeError as error:
+            wrong.append(f"prompt_token_ids {error}")
+        try:
+            spans = _read_spans(image_spans)
+        except TypeError as error:
+            wrong.append(f"image_spans {error}")
+        if wrong:
+            raise TypeError(f"request {request_id!r}: {'; '.join(wrong)}")
+        return cls(request_id, prompt, ids, params or SamplingParams(), spans, embeddings)
 
 
-def refusals(
-    prompt_token_ids: Sequence[int],
-    params: SamplingParams,
-    config: ModelConfig,
-    max_model_len: int,
-    *,
-    has_tokenizer: bool,
-) -> tuple[str, ...]:
-    """Return every reason to refuse a request of right types, in words; empty if there is none."""
-    problems: list[str] = []
-    if not prompt_token_ids:
-        problems.append("the prompt is empty; give at least one token")
-    outside = [token for token in prompt_token_ids if not 0 <= token < config.vocab_size]
-    if outside:
-        shown = ", ".join(map(str, outside[:_LISTED_IDS])) + (", ..." if len(outside) > _LISTED_IDS else "")
-        problems.append(f"the prompt holds {len(outside)} ids outside [0, {config.vocab_size}): {shown}")
-    if len(prompt_token_ids) > max_model_len:
-        problems.append(
-            f"the prompt has {len(prompt_token_ids)} tokens, a request may hold {max_model_len} positions (max_model_len)"
-        )
-    if params.stop and not has_tokenizer:
-        problems.append("stop strings need text, but the model has no tokenizer.json; use stop_token_ids")
-    problems += params.problems(config.vocab_size)
-    return tuple(problems)
+@dataclass(frozen=True, slots=True)
+class AdmissionRules:
+    """What an engine accepts.
+
+    Attributes:
+        config: the model.
+        max_model_len: positions that a request may hold.
+        has_tokenizer: whether there is text, in which stop strings could be found.
+        makes_one_token: a prompt engine, which cannot go on after the first token.
+    """
+
+    config: ModelConfig
+    max_model_len: int
+    has_tokenizer: bool
+    makes_one_token: bool
+
+    def refusals(self, submission: Submission) -> tuple[str, ...]:
+        """Return every reason to refuse a request, in words; empty if there is none."""
+        params, num_tokens = submission.params, len(submission.prompt_token_ids)
+        problems: list[str] = []
+        if not num_tokens:
+            problems.append("the prompt is empty; give at least one token")
+        problems += id_problems("the prompt", submission.prompt_token_ids, self.config.vocab_size)
+        if num_tokens > self.max_model_len:
+            problems.append(
+                f"the prompt has {num_tokens} tokens; a request may hold max_model_len={self.max_model_len} positions"
+            )
+        problems += params.problems(self.config.vocab_size)
+        if params.stop and not self.has_tokenizer:
+            problems.append("stop strings need text, but the model has no tokenizer.json; use stop_token_ids")
+        if self.makes_one_token and params.max_tokens > 1:
+            problems.append(
+                f"max_tokens is {params.max_tokens}; an engine of type 'prompt' makes the first token and cannot hand "
+                f"the request over in this release: give max_tokens=1, or use engine_type='normal'"
+            )
+        problems += _image_problems(submission, self.config.hidden_size)
+        return tuple(problems)
 
 
-def image_refusals(
-    spans: Sequence[tuple[int, int]], embeddings_PD: torch.Tensor | None, num_tokens: int, hidden_size: int
-) -> tuple[str, ...]:
-    """Return what is wrong with image spans and the embeddings given for them."""
+def read_token_ids(prompt: object) -> tuple[int, ...]:
+    """Return a prompt as Python integers, or raise TypeError with the second half of a sentence about it.
+
+    Lists, tuples and other iterables of integers are read, and one-dimensional integer arrays of numpy and torch.
+    """
+    if isinstance(prompt, (np.ndarray, torch.Tensor)):
+        prompt = prompt.tolist()
+    if isinstance(prompt, (str, bytes, Mapping, Set)) or not isinstance(prompt, Iterable):
+        raise TypeError(f"is of type {type(prompt).__name__}; give a list of token ids")
+    items = list(prompt)
+    # bool is an Integral too, and a mask in a prompt's place must be seen.
+    strange = {kind.__name__ for kind in set(map(type, items)) if kind is bool or not issubclass(kind, Integral)}
+    if strange:
+        raise TypeError(f"holds values of type {', '.join(sorted(strange))}; give integers")
+    return tuple(map(int, items))
+
+
+def spans_of(mask: Sequence[object]) -> tuple[Span, ...]:
+    """Return the runs of true values in ``mask`` as (start, stop) pairs."""
+    edges = [False, *map(bool, mask), False]
+    turns = [position for position, (before, after) in enumerate(pairwise(edges)) if before != after]
+    return tuple(zip(turns[::2], turns[1::2], strict=True))
+
+
+def _read_spans(spans: object) -> tuple[Span, ...]:
+    if not isinstance(spans, Iterable):
+        raise TypeError(f"is of type {type(spans).__name__}; give pairs of positions (start, stop)")
+    read: list[Span] = []
+    for pair in spans:
+        try:
+            start, stop = read_token_ids(pair)
+        except (TypeError, ValueError):
+            raise TypeError(f"holds {pair!r:.80}; give pairs of positions (start, stop)") from None
+        read.append((start, stop))
+    return tuple(sorted(read))
+
+
+def _image_problems(submission: Submission, hidden_size: int) -> list[str]:
+    num_tokens, embeddings_PD = len(submission.prompt_token_ids), submission.embeddings_PD
     problems: list[str] = []
     end = 0
-    for start, stop in sorted(spans):
+    for start, stop in submission.image_spans:
         if not end <= start < stop <= num_tokens:
-            problems.append(f"image span [{start}, {stop}) is empty, overlaps another or leaves the {num_tokens} tokens")
+            problems.append(
+                f"image span [{start}, {stop}) is empty, overlaps another or leaves the prompt of {num_tokens}"
+            )
         end = max(end, stop)
-    if embeddings_PD is not None and tuple(embeddings_PD.shape) != (num_tokens, hidden_size):
-        problems.append(
-            f"embeddings have shape {list(embeddings_PD.shape)}, one row per prompt token is needed: "
-            f"[{num_tokens}, {hidden_size}]"
-        )
-    return tuple(problems)
-
-
-def spans_of(mask: Sequence[bool]) -> tuple[tuple[int, int], ...]:
-    """Return the runs of True in ``mask`` as (start, stop) pairs."""
-    spans = []
-    start: int | None = None
-    for position, is_image in enumerate(mask):
-        if is_image and start is None:
-            start = position
-        elif not is_image and start is not None:
-            spans.append((start, position))
-            start = None
-    if start is not None:
-        spans.append((start, len(mask)))
-    return tuple(spans)
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    if embeddings_PD is not None:
+        if tuple(embeddings_PD.shape) != (num_tokens, hidden_size):
+            problems.append(
+                f"embeddings have shape {list(embeddings_PD.shape)}; one row per prompt token is needed: "
+                f"[{num_tokens}, {hidden_size}]"
+            )
+        if not submission.image_spans:
+            problems.append("embeddings are read at image positions only, and image_spans is empty; give the spans")
+    return problems

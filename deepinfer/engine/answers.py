@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-import torch
-
+from deepinfer.engine.admission import Submission
+from deepinfer.engine.growing import Prefix
 from deepinfer.engine.outputs import CompletionOutput, FinishReason, RequestOutput
+from deepinfer.engine.worker import RowExtras
 from deepinfer.model.config import ModelConfig
-from deepinfer.sampling.params import SamplingParams
-from deepinfer.sampling.prompt import PromptLogProbabilities
+from deepinfer.sampling.limits import SamplingLimits
 from deepinfer.sampling.request import RequestSampling
 from deepinfer.sampling.streams import sibling_seed
 from deepinfer.scheduling.sequence import StopRules
+from deepinfer.scheduling.states import Status
 from deepinfer.scheduling.step import TerminalRecord
 from deepinfer.tokenizer import OutputText, Tokenizer
 
@@ -29,6 +30,7 @@ class Answer:
         index: its number.
         sampling: its sampling constants.
         stop_rules: when the scheduler ends it.
+        extras: what its rows want beyond a token.
         text: its growing text, None without a tokenizer.
         token_ids: what was emitted.
         log_probabilities: one entry per emitted token, if asked for.
@@ -41,11 +43,13 @@ class Answer:
     index: int
     sampling: RequestSampling
     stop_rules: StopRules
+    extras: RowExtras
     text: OutputText | None
     token_ids: list[int] = field(default_factory=list)
     log_probabilities: list[Mapping[int, float]] = field(default_factory=list)
     found_stop: str | None = None
     terminal: TerminalRecord | None = None
+    _output: CompletionOutput | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -54,32 +58,51 @@ class Answer:
 
     def append(self, token_id: int, log_probabilities: Mapping[int, float] | None, *, ended_by_token: bool) -> None:
         """Take an emitted token; ``ended_by_token`` says that it was an end token or a stop id."""
-        self.token_ids.append(token_id)
+        self._output = None
         if log_probabilities is not None:
             self.log_probabilities.append(log_probabilities)
+        self.token_ids.append(token_id)
         params = self.sampling.params
         if self.text is not None and (not ended_by_token or params.include_stop_str_in_output):
-            may_stop = len(self.token_ids) >= params.min_tokens and not ended_by_token
+            may_stop = not ended_by_token and len(self.token_ids) >= params.min_tokens
             self.found_stop = self.text.add(token_id, may_stop=may_stop)
 
     def finish(self, terminal: TerminalRecord) -> None:
         """Take the terminal record and release the text that was held back."""
+        self._output = None
         self.terminal = terminal
         if self.text is not None and self.found_stop is None:
             self.text.finish()
 
-    def output(self) -> CompletionOutput:
-        """Return the answer as it stands."""
-        terminal = self.terminal
-        return CompletionOutput(
-            index=self.index,
-            text=self.text.text if self.text is not None else "",
-            token_ids=tuple(self.token_ids),
-            logprobs=tuple(self.log_probabilities) if self.sampling.params.logprobs is not None else None,
-            finish_reason=cast("FinishReason", terminal.finish_reason) if terminal is not None else None,
-            stop_reason=terminal.stop_reason if terminal is not None else None,
-            message=terminal.text or None if terminal is not None else None,
+    def abort(self, text: str) -> None:
+        """End it without the scheduler, which no longer knows it."""
+        self.finish(
+            TerminalRecord(
+                request_id=self.sequence_id,
+                status=Status.FINISHED_ABORTED,
+                stop_reason=None,
+                text=text,
+                num_prompt_tokens=0,
+                output_token_ids=tuple(self.token_ids),
+                preemptions=0,
+            )
         )
+
+    def output(self) -> CompletionOutput:
+        """Return the answer as it stands; O(1) in its tokens, and the same object until it changes."""
+        if self._output is None:
+            terminal = self.terminal
+            has_logprobs = self.sampling.params.logprobs is not None
+            self._output = CompletionOutput(
+                index=self.index,
+                text=self.text.text if self.text is not None else "",
+                token_ids=Prefix(self.token_ids, len(self.token_ids)),
+                logprobs=Prefix(self.log_probabilities, len(self.token_ids)) if has_logprobs else None,
+                finish_reason=cast("FinishReason", terminal.finish_reason) if terminal is not None else None,
+                stop_reason=terminal.stop_reason if terminal is not None else None,
+                message=terminal.text or None if terminal is not None else None,
+            )
+        return self._output
 
 
 @dataclass(slots=True, eq=False)
@@ -87,80 +110,69 @@ class Request:
     """What a caller added: one prompt, one or more answers.
 
     Attributes:
-        request_id: the caller's id.
-        prompt: its text, if it had one.
-        prompt_token_ids: its ids.
+        submission: what the caller passed.
         answers: the siblings; empty for a refused request.
-        num_answers: how many answers its record lists.
+        extras: what the rows of all siblings want beyond a token. Each prompt position is recorded once, by whichever
+            sibling computes it first.
         refusal: why it was refused, None if it was not.
-        prompt_log_probabilities: the list that its prompt rows fill, if asked for.
-        embeddings_PD: embeddings of image positions, if given.
+        arrival: its place in the order of admission.
     """
 
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: tuple[int, ...]
+    submission: Submission
     answers: tuple[Answer, ...]
-    num_answers: int
+    extras: RowExtras
     refusal: str | None = None
-    prompt_log_probabilities: PromptLogProbabilities | None = None
-    embeddings_PD: torch.Tensor | None = None
+    arrival: int = 0
+    _prompt_logprobs: tuple[Mapping[int, float] | None, ...] | None = None
 
     @classmethod
     def create(
-        cls,
-        request_id: str,
-        prompt: str | None,
-        prompt_token_ids: tuple[int, ...],
-        params: SamplingParams,
-        *,
-        seed: int,
-        config: ModelConfig,
-        tokenizer: Tokenizer | None,
+        cls, submission: Submission, extras: RowExtras, *, seed: int, config: ModelConfig, tokenizer: Tokenizer | None
     ) -> Request:
-        """Make a request and its answers; ``params`` have been checked."""
+        """Make a request and its answers; nothing speaks against the submission."""
+        request_id, params = submission.request_id, submission.params
         stop_rules = StopRules(
             max_tokens=params.max_tokens,
-            stop_token_ids=frozenset(params.stop_token_ids or ()),
+            stop_token_ids=frozenset(params.stop_token_ids),
             eos_token_id=config.eos_token_id,
             ignore_eos=params.ignore_eos,
         )
         answers = tuple(
             Answer(
                 request_id=request_id,
-                sequence_id=request_id if params.n == 1 else f"{request_id}/{index}",
+                sequence_id=sequence_id,
                 index=index,
                 sampling=RequestSampling.create(
                     params,
                     seed=sibling_seed(seed, index),
-                    prompt_token_ids=prompt_token_ids,
+                    prompt_token_ids=submission.prompt_token_ids,
                     end_token_ids=(config.eos_token_id,),
                     vocab_size=config.vocab_size,
                 ),
                 stop_rules=stop_rules,
-                text=_text(tokenizer, params),
+                extras=extras,
+                text=None
+                if tokenizer is None
+                else OutputText(tokenizer, stop=params.stop, include_stop=params.include_stop_str_in_output),
             )
-            for index in range(params.n)
+            for index, sequence_id in enumerate(sequence_ids(request_id, params.n))
         )
-        return cls(request_id, prompt, prompt_token_ids, answers, params.n)
-
-    @classmethod
-    def refused(
-        cls, request_id: str, prompt: str | None, prompt_token_ids: Sequence[int], params: SamplingParams, why: str
-    ) -> Request:
-        """Make a request that is refused: it never runs, its one record says why."""
-        num_answers = params.n if 1 <= params.n <= 1024 else 1
-        return cls(request_id, prompt, tuple(prompt_token_ids), (), num_answers, refusal=why)
+        return cls(submission, answers, extras)
 
     @property
-    def is_refused(self) -> bool:
-        """True if it never enters the scheduler."""
-        return self.refusal is not None
+    def request_id(self) -> str:
+        """The caller's id."""
+        return self.submission.request_id
+
+    @property
+    def history(self) -> tuple[int, ...]:
+        """Prompt and outputs of a request with one answer."""
+        return (*self.submission.prompt_token_ids, *self.answers[0].token_ids)
 
     @property
     def is_finished(self) -> bool:
-        """True once no answer is living."""
-        return not self.living()
+        """True once no answer is living; a refused request never had one."""
+        return all(answer.is_finished for answer in self.answers)
 
     def living(self) -> list[Answer]:
         """Return the answers without a terminal record."""
@@ -168,25 +180,28 @@ class Request:
 
     def output(self) -> RequestOutput:
         """Return the request's record as it stands."""
-        if self.refusal is not None:
-            outputs = tuple(
-                CompletionOutput(index, "", (), None, "ignored", message=self.refusal)
-                for index in range(self.num_answers)
-            )
-        else:
-            outputs = tuple(answer.output() for answer in self.answers)
-        listed = self.prompt_log_probabilities
+        submission = self.submission
         return RequestOutput(
-            request_id=self.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=self.prompt_token_ids,
-            prompt_logprobs=listed.entries() if listed is not None else None,
-            outputs=outputs,
+            request_id=submission.request_id,
+            prompt=submission.prompt,
+            prompt_token_ids=submission.prompt_token_ids,
+            prompt_logprobs=self._listed_prompt(),
+            outputs=self._refused_outputs() if self.refusal else tuple(answer.output() for answer in self.answers),
             finished=self.is_finished,
         )
 
+    def _refused_outputs(self) -> tuple[CompletionOutput, ...]:
+        wanted = self.submission.params.n
+        count = wanted if 1 <= wanted <= SamplingLimits().choices else 1
+        return tuple(CompletionOutput(index, "", (), None, "ignored", message=self.refusal) for index in range(count))
 
-def _text(tokenizer: Tokenizer | None, params: SamplingParams) -> OutputText | None:
-    if tokenizer is None:
-        return None
-    return OutputText(tokenizer, stop=params.stop or (), include_stop=params.include_stop_str_in_output)
+    def _listed_prompt(self) -> tuple[Mapping[int, float] | None, ...] | None:
+        listed = self.extras.prompt_log_probabilities
+        if self._prompt_logprobs is None and listed is not None and listed.is_complete:
+            self._prompt_logprobs = listed.entries()
+        return self._prompt_logprobs
+
+
+def sequence_ids(request_id: str, n: int) -> list[str]:
+    """Return the ids under which the scheduler knows the siblings: the request's own for n = 1, else ``id/index``."""
+    return [request_id] if n == 1 else [f"{request_id}/{index}" for index in range(n)]

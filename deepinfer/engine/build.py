@@ -1,4 +1,4 @@
-"""From a directory and a driver name to an engine that is ready: every check happens here, before anything is served."""
+"""From a directory and a driver to an engine that is ready: every check happens here, before anything is served."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from deepinfer.accelerator import AcceleratorDriver, OpOptions, Plan, Repeatability, make_plan
-from deepinfer.accelerator import registry
+from deepinfer.accelerator import AcceleratorDriver, OpOptions, Plan, Repeatability, make_plan, registry
 from deepinfer.accelerator.plan import REFERENCE
 from deepinfer.accelerator.selection import select
 from deepinfer.cache.layout import CacheLayout
 from deepinfer.cache.pools import CachePools
 from deepinfer.engine.engine import Engine
-from deepinfer.engine.memory import plan_pools
+from deepinfer.engine.memory import PoolPlan, plan_pools
 from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.worker import Worker
 from deepinfer.model.checkpoint import Checkpoint, Progress, packaged_model_path
@@ -27,6 +26,7 @@ from deepinfer.model.roles import derive_roles
 from deepinfer.model.rotary import rotary_tables
 from deepinfer.model.transformer import Transformer
 from deepinfer.model.weights import TransformerWeights, load_model
+from deepinfer.scheduling.config import EngineType, SchedulerConfig
 from deepinfer.settings import Settings
 from deepinfer.tokenizer import Tokenizer
 
@@ -48,10 +48,19 @@ def build_engine(
         settings: the environment's settings; None reads them.
     """
     settings = settings if settings is not None else Settings.from_environment()
+    return build_engine_on(select(accelerator, settings).driver(), model, options, settings)
+
+
+def build_engine_on(
+    driver: AcceleratorDriver,
+    model: str | PathLike[str] | None = None,
+    options: EngineOptions | None = None,
+    settings: Settings | None = None,
+) -> Engine:
+    """Do the same on a driver that the caller has made; it must be available."""
+    settings = settings if settings is not None else Settings.from_environment()
     options = options if options is not None else EngineOptions()
     directory = Path(model) if model is not None else packaged_model_path()
-    selection = select(accelerator, settings)
-    driver = selection.driver()
     plan = plan_ops(driver, options, settings)
     checkpoint = Checkpoint.open(directory)
     for notice in checkpoint.notices:
@@ -61,24 +70,22 @@ def build_engine(
         driver.set_determinism(Repeatability.BATCH_INVARIANT, linear_shapes(config, plan.options))
 
     tokenizer = Tokenizer.from_directory(directory)
-    transformer_weights = _load(config, checkpoint, plan, driver, tokenizer)
-    roles = derive_roles(config)
+    weights = _load(config, checkpoint, plan, driver, tokenizer)
     layout = CacheLayout.from_config(
         config,
-        roles,
+        derive_roles(config),
         block_size=options.block_size,
         backtrack=options.backtrack,
         kv_cache_dtype=options.kv_cache_dtype,
     )
     pool_plan = plan_pools(options, layout, driver.memory(), config.max_position_embeddings)
-    _LOG.info("%s", pool_plan.arithmetic)
-    pools = CachePools.allocate(
-        layout, driver, num_blocks=pool_plan.num_blocks, num_slots=pool_plan.num_state_slots
-    )
+    # A warning where the caller's own numbers let a request outgrow the pool.
+    level = logging.WARNING if pool_plan.longest_request < pool_plan.max_model_len else logging.INFO
+    _LOG.log(level, "%s", pool_plan.arithmetic)
+    pools = CachePools.allocate(layout, driver, num_blocks=pool_plan.num_blocks, num_slots=pool_plan.num_state_slots)
     rotary = rotary_tables(config, pool_plan.max_model_len).to(driver.device)
-    transformer = Transformer(config, transformer_weights, plan.ops, rotary)
-    worker = Worker(transformer, pools, driver, plan.ops)
-    return Engine(config, options, pool_plan, worker, plan, tokenizer)
+    worker = Worker(Transformer(config, weights, plan.ops, rotary), pools, driver, plan.ops)
+    return Engine(config, options, pool_plan, _scheduler_config(config, options, pool_plan), worker, plan, tokenizer)
 
 
 def plan_ops(driver: AcceleratorDriver, options: EngineOptions, settings: Settings) -> Plan:
@@ -98,6 +105,25 @@ def plan_ops(driver: AcceleratorDriver, options: EngineOptions, settings: Settin
     if plan.fallbacks:
         _LOG.warning("%d ops run on %s: %s", len(plan.fallbacks), REFERENCE, ", ".join(plan.fallbacks))
     return plan
+
+
+def _scheduler_config(config: ModelConfig, options: EngineOptions, pools: PoolPlan) -> SchedulerConfig:
+    return SchedulerConfig(
+        num_blocks=pools.num_blocks,
+        num_state_slots=pools.num_state_slots,
+        max_model_len=pools.max_model_len,
+        block_size=options.block_size,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_prefill_history_tokens=options.max_prefill_history_tokens,
+        engine_type=EngineType(options.engine_type),
+        enable_chunked_prefill=options.enable_chunked_prefill,
+        stop_preempted_requests=options.stop_preempted_requests,
+        prefill_attempt_interval=options.prefill_attempt_interval,
+        prefill_any_attempt_interval=options.prefill_any_attempt_interval,
+        history_tokens=max(config.engram_max_ngram_size - 1, 0),
+        num_speculative_tokens=options.num_speculative_tokens,
+    )
 
 
 def _load(

@@ -21,7 +21,8 @@ class PoolPlan:
         num_blocks: blocks, the reserved one included.
         num_state_slots: state slots, the reserved one included.
         max_model_len: positions a request may hold.
-        longest_request: positions of the longest request that the pool can ever finish.
+        longest_request: positions of the longest request that the pool can ever finish; below ``max_model_len`` only
+            if the caller gave both numbers.
         arithmetic: one sentence with the byte arithmetic, for the log.
     """
 
@@ -41,44 +42,52 @@ def plan_pools(options: EngineOptions, layout: CacheLayout, memory: MemoryInfo, 
         memory: the device's memory after the weights were loaded.
         model_limit: positions that the model's configuration allows.
     """
-    problems: list[str] = []
-    if options.max_model_len is not None and options.max_model_len > model_limit:
-        problems.append(
-            f"max_model_len={options.max_model_len} is above the model's limit of {model_limit} positions "
-            f"(max_position_embeddings)"
-        )
+    asked_len = options.max_model_len
+    wanted_len = min(model_limit, asked_len) if asked_len is not None else model_limit
+    available_bytes = max(0, memory.free_bytes - memory.reserved_bytes)
     slots = options.state_slots
     slot_bytes = slots * layout.slot_bytes
-    budget_bytes = int(max(0, memory.free_bytes - memory.reserved_bytes) * options.memory_utilization)
-
-    wanted_len = options.max_model_len if options.max_model_len is not None else model_limit
     if options.num_blocks is not None:
         blocks = options.num_blocks
     else:
         # More blocks than every running request at full length needs would only cost memory.
         useful = layout.blocks_of(wanted_len) * options.max_num_seqs + 1
+        budget_bytes = int(available_bytes * options.memory_utilization)
         blocks = min(useful, max(0, budget_bytes - slot_bytes) // layout.block_bytes)
-        if blocks < 2:
-            problems.append(
-                f"the budget of {budget_bytes:,} bytes ({options.memory_utilization:.0%} of {memory.free_bytes:,} free) "
-                f"holds {slots} state slots of {layout.slot_bytes:,} bytes but not 2 blocks of {layout.block_bytes:,}; "
-                f"lower max_num_seqs, or give num_blocks and num_state_slots"
-            )
     # The last token of a request is emitted but never computed, so it needs no place in the pool.
-    longest = max(0, blocks - 1) * layout.block_size
-    if options.max_model_len is not None and options.num_blocks is None and not problems and longest < wanted_len:
+    held_len = max(0, blocks - 1) * layout.block_size
+
+    problems: list[str] = []
+    if asked_len is not None and asked_len > model_limit:
         problems.append(
-            f"max_model_len={options.max_model_len} needs {layout.blocks_of(wanted_len)} blocks, the memory budget "
-            f"holds {blocks - 1}; lower max_model_len to at most {longest}, or give num_blocks as well"
+            f"max_model_len={asked_len} is above the model's limit of {model_limit} positions (max_position_embeddings)"
+        )
+    sizes = f"{blocks} blocks of {layout.block_bytes:,} bytes and {slots} state slots of {layout.slot_bytes:,} bytes"
+    if options.num_blocks is not None:
+        if blocks * layout.block_bytes + slot_bytes > available_bytes:
+            problems.append(
+                f"{sizes} need {blocks * layout.block_bytes + slot_bytes:,} bytes, the device has {available_bytes:,} "
+                f"free; lower num_blocks, or num_state_slots or max_num_seqs"
+            )
+    elif blocks < 2:
+        problems.append(
+            f"the budget of {budget_bytes:,} bytes ({options.memory_utilization:.0%} of {available_bytes:,} free) "
+            f"holds {sizes}, and 2 blocks are the least; lower max_num_seqs, or give num_state_slots"
+        )
+    elif asked_len is not None and held_len < wanted_len:
+        problems.append(
+            f"max_model_len={asked_len} needs {layout.blocks_of(wanted_len)} blocks beside the reserved one, the "
+            f"memory budget holds {blocks - 1}; lower max_model_len to at most {held_len}, or give num_blocks as well"
         )
     if problems:
         raise ConfigurationError("cache pools", problems)
 
-    limit = wanted_len if options.max_model_len is not None else min(model_limit, longest)
+    limit = wanted_len if asked_len is not None else min(model_limit, held_len)
+    longest = min(limit, held_len)
     arithmetic = (
         f"cache pools: {blocks} blocks x {layout.block_bytes:,} B = {blocks * layout.block_bytes:,} B "
         f"({layout.block_size} positions a block, block 0 reserved), {slots} state slots x {layout.slot_bytes:,} B = "
-        f"{slot_bytes:,} B (slot 0 reserved); max_model_len {limit}, longest request that can finish "
-        f"{min(limit, longest)} positions"
+        f"{slot_bytes:,} B (slot 0 reserved); max_model_len {limit}, longest request "
+        f"that can finish {longest} positions"
     )
-    return PoolPlan(blocks, slots, limit, min(limit, longest), arithmetic)
+    return PoolPlan(blocks, slots, limit, longest, arithmetic)

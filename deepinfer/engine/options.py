@@ -19,6 +19,7 @@ from deepinfer.errors import ArgumentError
 DtypeName = Literal["float32", "bfloat16", "float64"]
 EngineType = Literal["normal", "prompt", "completion"]
 
+_WHAT = "engine options"
 _TORCH_DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -69,7 +70,8 @@ class EngineOptions:
         num_blocks: blocks of the pool, the reserved block 0 included; None sizes it from the memory budget.
         num_state_slots: state slots, the reserved slot 0 included; None means ``int(1.2 * max_num_seqs) + 1``.
         memory_utilization: share of the free device memory that pools may take when they are sized from it.
-        engine_type: "normal" (both kinds of step), "prompt" or "completion".
+        engine_type: "normal" (both kinds of step), "prompt" or "completion". This release cannot hand requests from one
+            engine to another: a prompt engine takes max_tokens=1 only, and a completion engine refuses every prompt.
         enable_chunked_prefill: cut prompts at the query budget.
         stop_preempted_requests: end preempted requests instead of computing them again.
         prefill_attempt_interval: decode steps between chances for a prefill that every rank wants.
@@ -100,20 +102,24 @@ class EngineOptions:
     seed: int = 0
     allow_fallback: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Refuse bad values, all at once."""
+        problems = self._problems()
+        if problems:
+            raise ArgumentError(_WHAT, problems)
+        object.__setattr__(self, "allow_fallback", tuple(self.allow_fallback))
+
     @classmethod
     def from_keywords(cls, keywords: Mapping[str, Any]) -> EngineOptions:
         """Build options from keyword arguments; refuse unknown names and bad values, all at once."""
         known = [field.name for field in fields(cls)]
-        problems = []
-        for name in keywords:
-            if name not in known:
-                close = difflib.get_close_matches(name, [*known, "model", "accelerator"], n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"known: model, accelerator, {', '.join(known)}"
-                problems.append(f"unknown option {name!r}; {hint}")
-        options = cls(**{name: value for name, value in keywords.items() if name in known})
-        problems += options._problems()
+        problems = [_unknown(name, known) for name in keywords if name not in known]
+        try:
+            options = cls(**{name: value for name, value in keywords.items() if name in known})
+        except ArgumentError as error:
+            problems += error.problems
         if problems:
-            raise ArgumentError("engine options", problems)
+            raise ArgumentError(_WHAT, problems)
         return options
 
     @property
@@ -169,6 +175,10 @@ class EngineOptions:
             problems.append(
                 f"num_speculative_tokens={self.num_speculative_tokens!r}: this release has no drafts; use 0"
             )
+        if self.engine_type == "completion" and self.stop_preempted_requests is False:
+            problems.append(
+                "engine_type='completion' has no prompt step to recompute with; set stop_preempted_requests=True"
+            )
         _check_integer(problems, "seed", self.seed, 0)
         share = self.memory_utilization
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not math.isfinite(share):
@@ -179,6 +189,13 @@ class EngineOptions:
         if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) for name in names):
             problems.append(f"allow_fallback={names!r} is not a list of op names")
         return problems
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    accepted = ["model", "accelerator", *known]
+    close = difflib.get_close_matches(name, accepted, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(accepted)}"
+    return f"unknown option {name!r}; {hint}"
 
 
 def _check_choice(problems: list[str], name: str, value: object, choices: tuple[object, ...]) -> None:

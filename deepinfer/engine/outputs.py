@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from deepinfer.engine.growing import GrowingField
+from deepinfer.scheduling.step import ScheduledStep
+
 FinishReason = Literal[
     "stop",
     "length",
@@ -18,9 +21,9 @@ FinishReason = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CompletionOutput:
-    """One answer.
+    """One answer, as it was when its record was made.
 
     Attributes:
         index: number of the sibling, 0 for n = 1.
@@ -28,16 +31,16 @@ class CompletionOutput:
         token_ids: emitted ids, the stop token included.
         logprobs: one mapping from id to log-probability per emitted token, the chosen id always in it; None unless
             asked for.
-        finish_reason: None while the answer grows.
+        finish_reason: None while the answer grows; the words are explained in docs/finish-reasons.md.
         stop_reason: the stop string or stop id that ended the answer; None for the end token and other reasons.
         message: why the request was refused or failed, in words; None otherwise.
     """
 
     index: int
     text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[Mapping[int, float], ...] | None
-    finish_reason: FinishReason | None
+    token_ids: GrowingField[tuple[int, ...]] = GrowingField()  # noqa: RUF009 - a descriptor, not a value
+    logprobs: GrowingField[tuple[Mapping[int, float], ...] | None] = GrowingField()  # noqa: RUF009 - a descriptor, not a value
+    finish_reason: FinishReason | None  # type: ignore[misc]  # the two fields above have no default, see GrowingField
     stop_reason: str | int | None = None
     message: str | None = None
 
@@ -50,7 +53,8 @@ class RequestOutput:
         request_id: the caller's id.
         prompt: the prompt as text, None when it was given as ids.
         prompt_token_ids: the prompt as ids.
-        prompt_logprobs: one mapping per prompt position, the first entry None; None unless asked for.
+        prompt_logprobs: one mapping per prompt position, the first entry None; None unless asked for, and while the
+            prompt is not computed.
         outputs: one completion per sibling, by index.
         finished: no further record of this request will come.
     """
@@ -90,14 +94,14 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class RowRecord:
-    """One request's share of the last step.
+    """One request's share of a step.
 
     Attributes:
         request_id: whose rows they were (the sibling's own id for n > 1).
         cached: positions computed before the step.
         q: positions computed in the step.
         k: ``cached + q``.
-        block_table: its blocks, in order.
+        block_table: its blocks during the step, in order of positions.
         state_slot: its state slot.
     """
 
@@ -111,10 +115,30 @@ class RowRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What the last step did: "prefill", "decode" or "empty", and its rows in scheduled order."""
+    """What a step did: "prefill", "decode" or "empty", and its rows in scheduled order."""
 
     kind: Literal["prefill", "decode", "empty"]
     rows: tuple[RowRecord, ...]
+
+    @classmethod
+    def of(cls, step: ScheduledStep) -> StepRecord:
+        """Describe a scheduled step."""
+        rows = zip(
+            step.sequences,
+            step.cached_R.tolist(),
+            step.q_R.tolist(),
+            step.k_R.tolist(),
+            step.block_table_RB.tolist(),
+            step.state_slot_R.tolist(),
+            strict=True,
+        )
+        return cls(
+            step.kind,
+            tuple(
+                RowRecord(sequence.request_id, cached, q, k, tuple(filter(None, blocks)), slot)  # 0 fills up a table
+                for sequence, cached, q, k, blocks, slot in rows
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +148,16 @@ class EngineStats:
     Attributes:
         free_blocks: blocks that nobody owns.
         free_state_slots: state slots that nobody owns.
-        num_waiting: requests that wait for admission or for their next chunk.
-        num_running: requests that decode.
-        num_unfinished: requests without a terminal record, siblings counted one by one.
+        num_waiting: requests that wait for admission or for their next chunk, siblings counted one by one.
+        num_running: requests that decode, siblings counted one by one.
+        num_unfinished: requests whose terminal record has not been handed out, siblings counted one by one.
         usable_blocks: blocks of the pool that can be owned.
         usable_state_slots: state slots that can be owned.
         max_model_len: positions that one request may hold.
-        steps: steps run so far, by any kind.
+        longest_request: positions of the longest request that the pool can finish.
+        steps: steps run so far, of any kind.
         emitted_tokens: tokens emitted so far.
-        preemptions: requests preempted so far.
+        preemptions: how often requests were preempted so far.
     """
 
     free_blocks: int
@@ -143,6 +168,7 @@ class EngineStats:
     usable_blocks: int
     usable_state_slots: int
     max_model_len: int
+    longest_request: int
     steps: int
     emitted_tokens: int
     preemptions: int

@@ -71,9 +71,7 @@ class Worker:
         self._copy(self.pools.block_bytes_Nb, step.block_copies)
         self._copy(self.pools.slot_bytes_Zb, step.slot_copies)
 
-    def run(
-        self, step: ScheduledStep, requests: Sequence[RowRequest], extras: Sequence[RowExtras]
-    ) -> list[SampledRow]:
+    def run(self, step: ScheduledStep, requests: Sequence[RowRequest], extras: Sequence[RowExtras]) -> list[SampledRow]:
         """Run a step with at least one request and return what the last row of each request came to.
 
         Args:
@@ -105,19 +103,21 @@ class Worker:
     def _given_embeddings(
         self, step: ScheduledStep, extras: Sequence[RowExtras], image_T: torch.Tensor
     ) -> GivenEmbeddings | None:
-        if all(extra.embeddings_PD is None for extra in extras):
+        cached_R, q_R = step.cached_R.tolist(), step.q_R.tolist()
+        given = [
+            None if extra.embeddings_PD is None else extra.embeddings_PD[cached : cached + q]
+            for cached, q, extra in zip(cached_R, q_R, extras, strict=True)
+        ]
+        # Rows behind the prompt have none, so a decode step pays nothing.
+        if not any(rows_QD is not None and len(rows_QD) for rows_QD in given):
             return None
+        width = self._transformer.config.hidden_size
         pieces = []
         is_given = []
-        for cached, q, extra in zip(step.cached_R.tolist(), step.q_R.tolist(), extras, strict=True):
-            width = self._transformer.config.hidden_size
-            piece_QD = torch.zeros(q, width)
-            given = extra.embeddings_PD
-            if given is not None:
-                rows_QD = given[cached : cached + q]
-                piece_QD[: len(rows_QD)] = rows_QD
-            pieces.append(piece_QD)
-            is_given.append(torch.full((q,), given is not None))
+        for q, rows_QD in zip(q_R, given, strict=True):
+            known_QD = torch.zeros(0, width) if rows_QD is None else rows_QD.cpu()
+            pieces += [known_QD, known_QD.new_zeros(q - len(known_QD), width)]
+            is_given += [torch.ones(len(known_QD), dtype=torch.bool), torch.zeros(q - len(known_QD), dtype=torch.bool)]
         mask_T = torch.cat(is_given).to(self.device) & image_T
         return GivenEmbeddings(torch.cat(pieces).to(self.device), mask_T)
 
@@ -137,4 +137,5 @@ class Worker:
 
 
 def _in_pieces(hidden_TD: torch.Tensor, project: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
-    return [project(hidden_TD[start : start + ROWS_PER_PIECE]).cpu() for start in range(0, len(hidden_TD), ROWS_PER_PIECE)]
+    starts = range(0, len(hidden_TD), ROWS_PER_PIECE)
+    return [project(hidden_TD[start : start + ROWS_PER_PIECE]).cpu() for start in starts]

@@ -63,8 +63,8 @@ class Transformer:
         """Bind weights and ops; ``rotary`` lies on the driver's device and covers every position to come."""
         self.config = config
         self.weights = weights
-        self._ops = ops
-        self._rotary = rotary
+        self.ops = ops
+        self.rotary = rotary
 
     def forward(
         self,
@@ -86,11 +86,11 @@ class Transformer:
             embeddings: rows that replace the embedding of their id.
             with_taps: also return what the draft stages read.
         """
-        run = ForwardPass.begin(self.config, self._ops, self._rotary, step, caches)
-        alive_T = tokens_TG[:, 0] != DEAD if tokens_TG.shape[1] else torch.zeros_like(step.valid_T)
+        run = ForwardPass.begin(self.config, self.ops, self.rotary, step, caches)
+        alive_T = tokens_TG[:, 0] != DEAD
         # The hash needs ids only: all tables' rows are known before the first layer runs.
         rows = {
-            layer.role.layer: engram_rows(tokens_TG, layer.engram, self._ops)
+            layer.role.layer: engram_rows(tokens_TG, layer.engram, self.ops)
             for layer in self.weights.layers
             if layer.engram is not None
         }
@@ -100,26 +100,26 @@ class Transformer:
         for layer in self.weights.layers:
             if layer.engram is not None:
                 remembered_TSD = engram(
-                    residual.streams_TSD, rows[layer.role.layer], alive_T, layer.engram, self.config, self._ops
+                    residual.streams_TSD, rows[layer.role.layer], alive_T, layer.engram, self.config, self.ops
                 )
                 residual = residual._replace(streams_TSD=remembered_TSD)
             if with_taps and layer.role.is_tap:
-                taps.append(mean_of_streams(residual.streams_TSD, self._ops))
+                taps.append(mean_of_streams(residual.streams_TSD, self.ops))
             residual = _block(residual, layer, run)
-        hidden_TD = self._ops.mixing.collapse(residual.streams_TSD, residual.pre_TS)
+        hidden_TD = self.ops.mixing.collapse(residual.streams_TSD, residual.pre_TS)
         return Hidden(hidden_TD, torch.cat(taps, dim=1) if taps else None)
 
     def logits(self, hidden_BD: Tensor) -> Tensor:
         """Return float32 [B, V] (float64 with float64 activations) of the rows that are sampled."""
-        normed_BD = self._ops.norm.rms(hidden_BD, self.weights.outer.norm_D, self.config.rms_norm_eps)
-        return self._ops.linear.dense(normed_BD, self.weights.outer.head)
+        normed_BD = self.ops.norm.rms(hidden_BD, self.weights.outer.norm_D, self.config.rms_norm_eps)
+        return self.ops.linear.dense(normed_BD, self.weights.outer.head)
 
     def ngram_tokens(self, ids_T: Tensor, history_RG: Tensor, step: StepLayout) -> Tensor:
         """Return the look-back of every row [T, G] through this model's token map (``engram.ngram_tokens``)."""
         return ngram_tokens(ids_T, history_RG, step, self.weights.token_map_V)
 
     def _embed(self, ids_T: Tensor, embeddings: GivenEmbeddings | None) -> Tensor:
-        embedded_TD = self._ops.linear.embed(ids_T, self.weights.outer.embed_VD)
+        embedded_TD = self.ops.linear.embed(ids_T, self.weights.outer.embed_VD)
         if embeddings is None:
             return embedded_TD
         given_TD = embeddings.rows_TD.to(embedded_TD.dtype)

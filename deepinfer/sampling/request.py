@@ -35,6 +35,7 @@ class RowFlag(IntFlag):
     FORCED = 512
     LOG_PROBABILITIES = 1024
     RAW_LOG_PROBABILITIES = 2048
+    DRAWN = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,6 +139,7 @@ def _early_ban_ends(params: SamplingParams, end_token_ids: Sequence[int]) -> dic
 def _flags(params: SamplingParams, *, top_k: int, min_weight: int, has_bans: bool) -> RowFlag:
     wanted = {
         RowFlag.GREEDY: params.temperature == 0,
+        RowFlag.DRAWN: params.temperature > 0,
         RowFlag.TOP_K: top_k > 0,
         RowFlag.TOP_P: params.top_p < 1,
         RowFlag.TOP_P_ALONE: params.top_p < 1 and top_k == 0,

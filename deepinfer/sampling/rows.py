@@ -33,7 +33,8 @@ _TEMPERATURE, _TOP_K, _TOP_P, _MIN_WEIGHT, _SEED, _FLAGS, _STREAM, _FORCED = ran
 
 # Plain integers: operations on enum members cost more than all else in a step's fast path.
 _ADJUSTING = int(RowFlag.BIAS | RowFlag.PENALTIES | RowFlag.BANS | RowFlag.ALLOWED)
-_GREEDY, _BY_TOP_K, _BY_TOP_P = int(RowFlag.GREEDY), int(RowFlag.TOP_K), int(RowFlag.TOP_P)
+_GREEDY, _DRAWN = int(RowFlag.GREEDY), int(RowFlag.DRAWN)
+_BY_TOP_K, _BY_TOP_P = int(RowFlag.TOP_K), int(RowFlag.TOP_P)
 _TOP_P_ALONE, _MIN_P, _IS_FORCED = int(RowFlag.TOP_P_ALONE), int(RowFlag.MIN_P), int(RowFlag.FORCED)
 _PROCESSED, _RAW = int(RowFlag.LOG_PROBABILITIES), int(RowFlag.RAW_LOG_PROBABILITIES)
 
@@ -139,6 +140,7 @@ def _rows(columns: NDArray[np.int64], flags: int, device: torch.device) -> Sampl
         forced_ids_B=moved[_FORCED],
         facts=RowFacts(
             has_greedy=bool(flags & _GREEDY),
+            has_drawn=bool(flags & _DRAWN),
             has_top_k=bool(flags & _BY_TOP_K),
             has_top_p=bool(flags & _BY_TOP_P),
             has_min_p=bool(flags & _MIN_P),

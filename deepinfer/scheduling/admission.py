@@ -12,6 +12,7 @@ from deepinfer.scheduling.preemption import Preemption
 from deepinfer.scheduling.roster import Roster
 from deepinfer.scheduling.sequence import Sequence
 from deepinfer.scheduling.states import Status
+from deepinfer.scheduling.table import NO_ROW
 
 
 class Chunk(NamedTuple):
@@ -117,6 +118,8 @@ class Admission:
             is_alone and self._nothing_else_advances() and self._preemption.reclaim_for(head)
         ):
             return False
+        if head.row == NO_ROW:
+            self._roster.forks_ahead = 0
         self._memory.reserve(head)
         return True
 

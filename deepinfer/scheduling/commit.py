@@ -42,9 +42,8 @@ class Commit:
         """Commit one sampled token per row, except for rows that failed, are unfinished chunks, or changed hands."""
         _refuse_misfit(step, token_ids_R, failures)
         table = self._memory.table
-        rows_R = step.table_row_R
-        is_valid_R = table.epoch.take(rows_R) == step.epoch_R
-        is_finished_R = np.zeros(len(rows_R), dtype=np.bool_)
+        is_valid_R = table.epoch.take(step.table_row_R) == step.epoch_R
+        is_finished_R = np.zeros(step.num_requests, dtype=np.bool_)
         terminals = []
         for index in sorted(failures):
             if is_valid_R[index]:
@@ -53,45 +52,48 @@ class Commit:
                 status, text = failures[index]
                 terminals.append(self._roster.end(step.sequences[index], status, text=text))
 
-        k_R = step.k_R.astype(np.int64)
-        valid_rows = rows_R[is_valid_R]
-        table.computed[valid_rows] = k_R[is_valid_R]
-        is_emitted_R = is_valid_R & ~step.is_partial_R
-        emitting_E = np.flatnonzero(is_emitted_R)
-        rows_E = rows_R.take(emitting_E)
-        tokens_E = token_ids_R.take(emitting_E)
-        # A row that emits has computed all its positions: the new token stands at the position behind them.
-        table.append_tokens(rows_E, k_R.take(emitting_E), tokens_E)
+        valid = is_valid_R.nonzero()[0]
+        table.computed[step.table_row_R.take(valid)] = step.k_R.take(valid)
+        is_emitted_R = is_valid_R
         if step.kind == "prefill":
-            self._place_after_prompt(step, is_valid_R)
+            self._place_after_prompt(step, valid.tolist())
+            is_emitted_R = is_valid_R & ~step.is_partial_R
+        emitting = is_emitted_R.nonzero()[0]
+        rows_E = step.table_row_R.take(emitting)
+        positions_E = step.k_R.take(emitting).astype(np.int64)
+        tokens_E = token_ids_R.take(emitting)
+        # Whoever emits has computed all its positions, so the new token stands at the position behind them.
+        table.append_tokens(rows_E, positions_E, tokens_E)
 
-        is_stopped_E = self._is_stop_token(rows_E, tokens_E)
-        is_ended_E = is_stopped_E | (table.length.take(rows_E) >= table.length_limit.take(rows_E))
-        for nth in np.flatnonzero(is_ended_E).tolist():
-            index = int(emitting_E[nth])
+        eos_token_id_E, final_position_E = table.end_columns(rows_E)
+        is_stopped_E = tokens_E == eos_token_id_E
+        if table.num_with_stop_token_ids:
+            self._mark_stop_token_ids(rows_E, tokens_E, is_stopped_E)
+        for nth in (is_stopped_E | (positions_E >= final_position_E)).nonzero()[0].tolist():
+            index = int(emitting[nth])
             is_finished_R[index] = True
             terminals.append(self._end(step.sequences[index], int(tokens_E[nth]), is_stopped=bool(is_stopped_E[nth])))
 
-        token_R = np.where(is_emitted_R, token_ids_R, NO_TOKEN)
+        token_R = np.full(step.num_requests, NO_TOKEN, dtype=np.int64)
+        token_R[emitting] = tokens_E
         return StepCommit(step, token_R, is_emitted_R, is_finished_R, tuple(terminals))
 
-    def _place_after_prompt(self, step: ScheduledStep, is_valid_R: NDArray[np.bool_]) -> None:
+    def _place_after_prompt(self, step: ScheduledStep, valid: list[int]) -> None:
         unfinished = []
-        for index in np.flatnonzero(is_valid_R).tolist():
+        for index in valid:
             if step.is_partial_R[index]:
                 unfinished.append(step.sequences[index])
             else:
                 self._roster.join_running(step.sequences[index])
         self._admission.return_unfinished(unfinished)
 
-    def _is_stop_token(self, rows_E: NDArray[np.int64], tokens_E: NDArray[np.int64]) -> NDArray[np.bool_]:
-        table = self._memory.table
-        stopped_E: NDArray[np.bool_] = tokens_E == table.eos_token_id.take(rows_E)
-        for nth in np.flatnonzero(table.has_stop_token_ids.take(rows_E)).tolist():
-            sequence: Sequence = table.occupant[rows_E[nth]]
-            if int(tokens_E[nth]) in sequence.stop_rules.stop_token_ids:
-                stopped_E[nth] = True
-        return stopped_E
+    def _mark_stop_token_ids(
+        self, rows_E: NDArray[np.int64], tokens_E: NDArray[np.int64], is_stopped_E: NDArray[np.bool_]
+    ) -> None:
+        sequences = self._memory.table.sequences_of(rows_E)
+        for nth, (sequence, token_id) in enumerate(zip(sequences, tokens_E.tolist(), strict=True)):
+            if token_id in sequence.stop_rules.stop_token_ids:
+                is_stopped_E[nth] = True
 
     def _end(self, sequence: Sequence, token_id: int, *, is_stopped: bool) -> TerminalRecord:
         if not is_stopped:
@@ -106,6 +108,8 @@ def _refuse_misfit(step: ScheduledStep, token_ids_R: NDArray[np.int64], failures
         raise InvariantError(
             f"step {step.number} has {step.num_requests} rows, but its result has shape {list(token_ids_R.shape)}"
         )
+    if not failures:
+        return
     unknown = [index for index in failures if not 0 <= index < step.num_requests]
     if unknown:
         raise InvariantError(f"step {step.number} has {step.num_requests} rows, but failures name rows {unknown}")

@@ -49,6 +49,8 @@ class PendingCopies:
 
     def take(self) -> tuple[CopyPair, ...]:
         """Hand out all pending copies; from now on the sources are held by their requests alone."""
+        if not self._source_of:
+            return ()
         pairs = tuple(CopyPair(source, destination) for destination, source in self._source_of.items())
         self.drop([pair.destination for pair in pairs])
         return pairs

@@ -45,8 +45,8 @@ class DecodeSelection:
             self._roster.join_running(sequence)
 
     def _is_served_by_free_blocks(self, shortage: Shortage) -> bool:
-        longest = int((self._memory.table.num_blocks[shortage.rows] + shortage.blocks).max())
-        return longest <= self._config.max_table_blocks and self._memory.blocks.can_allocate(int(shortage.blocks.sum()))
+        longest = max((self._memory.table.num_blocks.take(shortage.rows) + shortage.blocks).tolist())
+        return longest <= self._config.max_table_blocks and self._memory.blocks.can_allocate(shortage.num_blocks)
 
     def _in_serving_order(self, shortage: Shortage) -> Shortage:
         """Return the shortage with the shortest output first, the earliest arrival among equals."""
@@ -64,7 +64,7 @@ class DecodeSelection:
 
     def _serve(self, candidate: Sequence, unserved: deque[Sequence]) -> None:
         shortage = self._memory.shortage(np.array([candidate.row]))
-        num_needed = int(shortage.blocks.sum())
+        num_needed = shortage.num_blocks
         if num_needed == 0:
             return
         num_whole = candidate.num_blocks + num_needed

@@ -22,16 +22,28 @@ def child_of(parent: Sequence, child_id: str, stop_rules: StopRules) -> Sequence
     return child
 
 
+def may_overtake(config: SchedulerConfig, roster: Roster) -> bool:
+    """Say whether one more fork may take memory and a place before the requests that wait for both.
+
+    As many may as can run at once; then one of those that wait is served first. Without the bound a user who keeps
+    forking would starve everybody else.
+    """
+    if roster.num_waiting == 0:
+        roster.forks_ahead = 0
+    return roster.forks_ahead < config.max_num_seqs
+
+
 def enqueue_child(
     parent: Sequence, child: Sequence, config: SchedulerConfig, roster: Roster, *, has_state: bool
 ) -> None:
     """Put a fork where its progress belongs.
 
     With the state of a decoding parent it waits for a decode step; with that of a half-computed prompt it goes to the
-    front of the waiting queue. Without state, because the parent has none, is in flight, or memory is short, it
-    queues behind everybody and computes its history itself: a stream of forks must not starve the queue.
+    front of the waiting queue. Without state, because the parent has none or is in flight, memory is short, or too
+    many forks overtook the queue already, it queues behind everybody and computes its history itself.
     """
     if has_state:
+        roster.forks_ahead += 1
         if parent.place is Place.WAITING or config.engine_type is EngineType.PROMPT:
             roster.enqueue(child, front=True)
         else:

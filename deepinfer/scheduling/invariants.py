@@ -102,10 +102,10 @@ def _progress_problems(memory: Memory, sequence: Sequence, block_size: int) -> I
         return
     if sequence.place in (Place.RUNNING, Place.PROMPTED) and computed != length - 1:
         yield f"{name!r} decodes with {computed} of {length} positions computed"
-    if length >= memory.table.length_limit[sequence.row]:
-        yield f"{name!r} has {length} tokens and should have ended at {memory.table.length_limit[sequence.row]}"
+    if length > memory.table.final_position[sequence.row]:
+        yield f"{name!r} has {length} tokens and should have ended at {memory.table.final_position[sequence.row] + 1}"
     newest = int(sequence.token_ids(length - 1, length)[0])
-    fed = int(memory.table.newest_tokens(np.array([sequence.row]))[0, 0])
+    fed = int(memory.table.step_columns(np.array([sequence.row])).newest_GR[0, 0])
     if sequence.num_output_tokens and fed != newest:
         yield f"{name!r} would feed token {fed}, its newest is {newest}"
 

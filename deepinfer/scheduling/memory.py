@@ -23,6 +23,11 @@ class Shortage(NamedTuple):
     rows: NDArray[np.int64]
     blocks: NDArray[np.int64]
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that all the rows together are short of."""
+        return sum(self.blocks.tolist())
+
 
 class Memory:
     """The two pools of one rank and the table of what was given to whom."""
@@ -71,20 +76,19 @@ class Memory:
 
     def shortage(self, rows: NDArray[np.int64]) -> Shortage:
         """Return which of ``rows`` do not own every block that their next decode step may write."""
-        table = self.table
-        planned = table.length.take(rows) + table.look_ahead.take(rows)
-        short = np.flatnonzero(planned > table.capacity.take(rows))
-        short_rows = rows.take(short)
-        missing = planned.take(short) - table.capacity.take(short_rows)
-        return Shortage(short_rows, -(-missing // self._config.block_size))
+        length, look_ahead, capacity = self.table.growth_columns(rows)
+        missing = length + look_ahead - capacity
+        short = (missing > 0).nonzero()[0]
+        return Shortage(rows.take(short), -(-missing.take(short) // self._config.block_size))
 
     def grow(self, shortage: Shortage) -> None:
         """Give each row the blocks that it is short of, in the order of the rows."""
-        if (shortage.blocks == 1).all():
-            self.table.add_one_block_each(shortage.rows, self.blocks.allocate_many(len(shortage.rows)))
+        num_blocks = shortage.num_blocks
+        if num_blocks == len(shortage.rows):
+            self.table.add_one_block_each(shortage.rows, self.blocks.allocate_many(num_blocks))
             return
-        for row, num_blocks in zip(shortage.rows.tolist(), shortage.blocks.tolist(), strict=True):
-            self.table.add_blocks(row, self.blocks.allocate_many(num_blocks))
+        for row, count in zip(shortage.rows.tolist(), shortage.blocks.tolist(), strict=True):
+            self.table.add_blocks(row, self.blocks.allocate_many(count))
 
     def try_fork(self, parent: Sequence, child: Sequence) -> bool:
         """Give ``child`` what ``parent`` has computed, or nothing when a block or a state slot for it is not free.

@@ -77,10 +77,12 @@ class Preemption:
         """Return the blocks that must stay free when a preempted request comes back beside running ones.
 
         It would be the first victim again, so it waits until everyone has room to grow, twice as much after each
-        preemption: the number of its preemptions is logarithmic in what is left to generate.
+        preemption, up to half of what the cache has beside it: so it is preempted a few times, and it never waits for
+        an empty cache.
         """
         others = self._roster.num_running + self._roster.num_prompted
         if sequence.preemptions == 0 or sequence.row != NO_ROW or others == 0:
             return 0
         doublings = min(sequence.preemptions - 1, _MAX_BACKOFF_DOUBLINGS)
-        return int((others + 1) << doublings)
+        beside = self._config.num_usable_blocks - self._memory.blocks_of_whole(sequence)
+        return min((others + 1) << doublings, beside // 2)

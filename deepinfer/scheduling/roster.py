@@ -33,6 +33,8 @@ class Roster:
         self._running_rows: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._order_is_stale = False
         self._num_arrived = 0
+        # Forks that got state while others waited, since one of those that wait without memory last got some.
+        self.forks_ahead = 0
         self._ended: list[tuple[Sequence, TerminalRecord]] = []
 
     # --- who is where -------------------------------------------------------------------------------------------

@@ -100,7 +100,8 @@ class Scheduler:
         child = forking.child_of(parent, child_id, stop_rules)
         self.roster.register(child)
         child.root_arrival = parent.root_arrival
-        has_state = self._in_flight is None and self.memory.try_fork(parent, child)
+        may_share = self._in_flight is None and forking.may_overtake(self.config, self.roster)
+        has_state = may_share and self.memory.try_fork(parent, child)
         forking.enqueue_child(parent, child, self.config, self.roster, has_state=has_state)
         return child
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import Final, Protocol
 
 from deepinfer.errors import InvariantError
 
 
-class Status(Enum):
+class Status(StrEnum):
     """What a request is doing, as its user would see it."""
 
     WAITING = "waiting"
@@ -28,7 +28,7 @@ class Status(Enum):
         return self in FINISH_REASONS
 
 
-class Place(Enum):
+class Place(StrEnum):
     """Where the scheduler keeps a request; a request is in exactly one place."""
 
     NOWHERE = "nowhere"

@@ -122,21 +122,15 @@ class StepCommit:
 
     def records(self) -> list[RowRecord]:
         """Return one record for each row that emitted a token or ended, in the order of the step."""
-        chosen = np.flatnonzero(self.is_emitted_R | self.is_finished_R)
-        if not len(chosen):
-            return []
-        sequences = self.step.sequences
-        rows = zip(
-            [sequences[index].request_id for index in chosen.tolist()],
-            self._tokens_or_none(chosen),
-            self.is_finished_R[chosen].tolist(),
-            strict=True,
-        )
+        request_ids = [sequence.request_id for sequence in self.step.sequences]
+        token_ids: list[int | None] = self.token_R.tolist()
+        rows = zip(request_ids, token_ids, self.is_finished_R.tolist(), strict=True)
         # tuple.__new__ skips the generated constructor, which would cost more than the rest of the commit.
-        return list(map(tuple.__new__, repeat(RowRecord), rows))
-
-    def _tokens_or_none(self, chosen: NDArray[np.int64]) -> list[int | None]:
-        tokens: list[int | None] = self.token_R[chosen].tolist()
-        for index in np.flatnonzero(~self.is_emitted_R[chosen]).tolist():
-            tokens[index] = None
-        return tokens
+        records: list[RowRecord] = list(map(tuple.__new__, repeat(RowRecord), rows))
+        if np.count_nonzero(self.is_emitted_R) == len(records):
+            return records
+        return [
+            record if is_emitted else record._replace(token_id=None)
+            for record, is_emitted in zip(records, self.is_emitted_R.tolist(), strict=True)
+            if is_emitted or record.is_finished
+        ]

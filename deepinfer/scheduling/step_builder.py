@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from deepinfer.scheduling.admission import Chunk
 from deepinfer.scheduling.memory import Memory
 from deepinfer.scheduling.step import GroupKind, ScheduledStep, StepKind
+from deepinfer.scheduling.table import StepColumns
 
 
 class StepBuilder:
@@ -22,34 +23,35 @@ class StepBuilder:
 
     def decode_step(self, rows_R: NDArray[np.int64]) -> ScheduledStep:
         """Return the step in which each of ``rows_R`` computes its newest token."""
-        newest_RG = self._memory.table.newest_tokens(rows_R)
+        columns = self._memory.table.step_columns(rows_R)
         return self._step(
             "decode",
             rows_R,
+            columns,
             q_R=np.ones(len(rows_R), dtype=np.int32),
             is_partial_R=np.zeros(len(rows_R), dtype=np.bool_),
-            input_ids_T=newest_RG[:, 0].copy(),
-            history_RG=newest_RG[:, 1:],
+            input_ids_T=columns.newest_GR[0],
+            history_RG=np.ascontiguousarray(columns.newest_GR[1:].T),
         )
 
     def prompt_step(self, chunks: list[Chunk]) -> ScheduledStep:
         """Return the step that computes ``chunks``, which own their memory."""
-        starts = [chunk.sequence.num_tokens for chunk in chunks]
         num_history = self._memory.table.history_tokens
+        rows_R = np.array([chunk.sequence.row for chunk in chunks], dtype=np.int64)
+        columns = self._memory.table.step_columns(rows_R)
+        ids = []
+        history = []
+        for (sequence, num_tokens, _), start in zip(chunks, columns.computed.tolist(), strict=True):
+            ids.append(sequence.token_ids(start, start + num_tokens))
+            history.append(sequence.history_before(start, num_history))
         return self._step(
             "prefill",
-            np.array([chunk.sequence.row for chunk in chunks], dtype=np.int64),
+            rows_R,
+            columns,
             q_R=np.array([chunk.num_tokens for chunk in chunks], dtype=np.int32),
             is_partial_R=np.array([chunk.is_partial for chunk in chunks], dtype=np.bool_),
-            input_ids_T=np.concatenate(
-                [
-                    chunk.sequence.token_ids(start, start + chunk.num_tokens)
-                    for chunk, start in zip(chunks, starts, strict=True)
-                ]
-            ),
-            history_RG=np.stack(
-                [chunk.sequence.history_before(start, num_history) for chunk, start in zip(chunks, starts, strict=True)]
-            ),
+            input_ids_T=np.concatenate(ids),
+            history_RG=np.stack(history),
         )
 
     def empty_step(self, group_kind: GroupKind) -> ScheduledStep:
@@ -80,6 +82,7 @@ class StepBuilder:
         self,
         kind: StepKind,
         rows_R: NDArray[np.int64],
+        columns: StepColumns,
         *,
         q_R: NDArray[np.int32],
         is_partial_R: NDArray[np.bool_],
@@ -88,8 +91,8 @@ class StepBuilder:
     ) -> ScheduledStep:
         self._num_steps += 1
         table = self._memory.table
-        cached_R = table.computed.take(rows_R).astype(np.int32)
-        num_blocks = int(table.num_blocks.take(rows_R).max())
+        cached_R = columns.computed.astype(np.int32)
+        longest = int(columns.num_blocks.max())
         block_copies, slot_copies = self._memory.take_copies()
         return ScheduledStep(
             number=self._num_steps,
@@ -101,9 +104,9 @@ class StepBuilder:
             q_R=q_R,
             k_R=cached_R + q_R,
             state_slot_R=rows_R.astype(np.int32),
-            block_table_RB=table.block_table_ZN[:, :num_blocks].take(rows_R, axis=0),
+            block_table_RB=table.block_table_ZN[:, :longest].take(rows_R, axis=0),
             is_partial_R=is_partial_R,
-            epoch_R=table.epoch.take(rows_R),
+            epoch_R=columns.epoch,
             input_ids_T=input_ids_T,
             history_RG=history_RG,
             block_copies=block_copies,

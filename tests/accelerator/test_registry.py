@@ -66,7 +66,7 @@ def test_a_name_claimed_twice_is_refused_with_every_claim_and_no_import(install:
     [
         ("import a_runtime_that_is_absent", ModuleNotFoundError),
         ("raise ValueError('broken')", ValueError),
-        ("assert False, 'no chip'", AssertionError),
+        ("raise AssertionError('no chip')", AssertionError),
         ("raise SystemExit('no licence')", SystemExit),
     ],
 )

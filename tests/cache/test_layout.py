@@ -10,6 +10,7 @@ from deepinfer.model import ModelConfig, derive_roles
 from deepinfer.model.presets import preset
 from deepinfer.numerics import Float32Record, IndexRecord, LongRangeRecord, WindowRecord
 
+
 def layout_of(config: ModelConfig, **changes: object) -> CacheLayout:
     options = {"block_size": 128, "backtrack": 1} | changes
     return CacheLayout.from_config(config, derive_roles(config), **options)

@@ -68,4 +68,3 @@ def test_each_kind_of_layer_has_its_table() -> None:
 def test_an_impossible_number_of_positions_is_refused(positions: int) -> None:
     with pytest.raises(ArgumentError, match="positions"):
         rotary_tables(preset("tiny8"), positions)
-

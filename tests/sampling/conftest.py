@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from deepinfer_cpu_ref.sampling import CpuRefSampling
 
 from deepinfer.sampling import RequestSampling, RowRequest, SampledRow, Sampler, SamplingParams, build_sampling_step
+from deepinfer_cpu_ref.sampling import CpuRefSampling
 
 VOCABULARY = 101
 END = 100

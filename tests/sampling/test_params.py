@@ -64,7 +64,7 @@ def test_values_are_stored_in_one_form() -> None:
         seed=np.int64(4),
         top_p=np.float32(0.5),
         blacklist_token_ids=None,
-        ignore_eos=np.bool_(True),
+        ignore_eos=np.bool_(1),
     )
     ids.append(5)
     bias[9] = 2
@@ -96,7 +96,7 @@ def test_a_wrong_type_is_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["n", "top_k", "max_tokens", "min_tokens", "first_n_token_no_eos", "seed", "logprobs"])
-@pytest.mark.parametrize("value", [True, False, 1.0, 1e18, "5", [1], np.bool_(True), np.float64(2)])
+@pytest.mark.parametrize("value", [True, False, 1.0, 1e18, "5", [1], np.bool_(1), np.float64(2)])
 def test_counts_are_integers_and_neither_booleans_nor_floats(name: str, value: object) -> None:
     with pytest.raises(TypeError, match=name):
         SamplingParams(**{name: value})
@@ -267,7 +267,7 @@ def test_lists_are_accepted_up_to_their_longest_and_refused_beyond(name: str, mo
 
 def test_the_bias_list_has_a_longest() -> None:
     vocabulary = LIMITS.token_ids + 1
-    longest = {token_id: 1.0 for token_id in range(vocabulary - 1)}
+    longest = dict.fromkeys(range(vocabulary - 1), 1.0)
     assert SamplingParams(logit_bias=longest).problems(vocabulary) == ()
     assert len(SamplingParams(logit_bias=longest | {vocabulary - 1: 1.0}).problems(vocabulary)) == 1
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from deepinfer_cpu_ref.sampling import CpuRefSampling
 
 from deepinfer.errors import InvariantError
 from deepinfer.sampling import PromptLogProbabilities
 from deepinfer.sampling.prompt import ROWS_PER_PIECE
+from deepinfer_cpu_ref.sampling import CpuRefSampling
 
 OPS = CpuRefSampling()
 VOCABULARY = 37

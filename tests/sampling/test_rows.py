@@ -51,10 +51,13 @@ def test_a_top_k_of_the_vocabulary_or_of_nothing_is_no_filter(make_row: MakeRow,
 
 def test_the_facts_are_the_union_of_the_rows(make_row: MakeRow) -> None:
     facts = build_sampling_step([make_row(), make_row()], CPU).rows.facts
-    assert not (facts.has_greedy or facts.has_top_k or facts.has_top_p or facts.has_min_p or facts.has_forced)
+    flags = (facts.has_greedy, facts.has_top_k, facts.has_top_p, facts.has_min_p, facts.has_forced)
+    assert not any(flags)
     assert facts.bounded_by_top_k
     facts = build_sampling_step([make_row(temperature=0), make_row(top_k=9, top_p=0.5), make_row()], CPU).rows.facts
     assert facts.has_greedy
+    assert facts.has_drawn
+    assert not build_sampling_step([make_row(temperature=0)], CPU).rows.facts.has_drawn
     assert facts.has_top_p
     assert facts.bounded_by_top_k
     assert facts.largest_top_k == 9

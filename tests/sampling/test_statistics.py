@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from deepinfer_cpu_ref.sampling import CpuRefSampling
 
 from deepinfer.accelerator.ops.sampling import SamplingRows
 from deepinfer.sampling.streams import DrawCase, stream
+from deepinfer_cpu_ref.sampling import CpuRefSampling
 
 OPS = CpuRefSampling()
 DRAWS = 200_000
@@ -67,8 +67,7 @@ def best(count: int) -> list[int]:
     return LOGITS[0].argsort(descending=True)[:count].tolist()
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 2**62, -5])
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize(("seed", "temperature"), [(1, 0.5), (1, 1.0), (1, 2.0), (2, 1.0), (2**62, 1.0), (-5, 1.0)])
 def test_unfiltered_draws_follow_the_softmax(seed: int, temperature: float) -> None:
     observed = counts(settings(temperature, seed=seed))
     assert chi_square(observed, probabilities(temperature, list(range(WIDTH))) * DRAWS) < 1

@@ -115,8 +115,6 @@ class CpuRefAttention(Computed, AttentionOps):
         query_tHC = query_tHC.contiguous()
         scores = [self._scores(query_tHC, piece) for piece in pieces]
         largest_tH1 = torch.stack([score_tHn.amax(-1, keepdim=True) for score_tHn in scores]).amax(0)
-        # A row without any key: every weight becomes exp(-inf) = 0 instead of NaN.
-        largest_tH1 = largest_tH1.masked_fill(largest_tH1 == -math.inf, 0.0)
         weighted_tHC = torch.zeros_like(query_tHC)
         total_tH1 = torch.zeros_like(largest_tH1)
         for piece, score_tHn in zip(pieces, scores, strict=True):
@@ -126,6 +124,7 @@ class CpuRefAttention(Computed, AttentionOps):
                 weight_tHn = weight_tHn.to(torch.bfloat16).to(wide)
             weighted_tHC = weighted_tHC + torch.bmm(weight_tHn, piece.keys_tnC)
         output_tHC = weighted_tHC / (total_tH1 + torch.exp(sink_H1 - largest_tH1))
+        # Without any key the largest score is -inf and the row NaN: it has an exact value instead.
         has_key_t = torch.stack([piece.exists_tn.any(1) for piece in pieces]).any(0)
         return torch.where(has_key_t[:, None, None], output_tHC, 0.0)[:, :heads]
 

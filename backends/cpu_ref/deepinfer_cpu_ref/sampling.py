@@ -95,13 +95,20 @@ class CpuRefSampling(SamplingOps):
 
     def sample(self, logits_BV: torch.Tensor, rows: SamplingRows) -> SampledTokens:
         """See the contract."""
-        uniforms_B = self.uniforms(rows.seeds_B, rows.streams_B)
         token_ids_B = torch.empty_like(rows.seeds_B)
         status_B = torch.empty(logits_BV.shape[:1], dtype=torch.int32, device=logits_BV.device)
+        # Without a positive temperature all mass lies on one token, whatever the filters and the draw.
+        is_drawn = rows.facts.has_drawn or logits_BV.shape[1] == 0
+        uniforms_B = self.uniforms(rows.seeds_B, rows.streams_B) if is_drawn else None
         for start, stop in _pieces(logits_BV):
-            weights = _weigh(logits_BV[start:stop], rows.slice(start, stop))
-            token_ids_B[start:stop] = _draw(weights, uniforms_B[start:stop])
-            status_B[start:stop] = weights.status_B
+            x_BV = logits_BV[start:stop]
+            if uniforms_B is not None:
+                weights = _weigh(x_BV, rows.slice(start, stop))
+                status_B[start:stop] = weights.status_B
+                token_ids_B[start:stop] = _draw(weights, uniforms_B[start:stop])
+            else:
+                status_B[start:stop] = _status(x_BV)
+                token_ids_B[start:stop] = torch.where(status_B[start:stop] == RowStatus.OK, _lowest_best(x_BV), -1)
         if rows.facts.has_forced:
             forced_B = (rows.forced_ids_B >= 0) & (status_B == RowStatus.OK)
             token_ids_B = torch.where(forced_B, rows.forced_ids_B, token_ids_B)
@@ -186,7 +193,9 @@ def _weigh(x_BV: torch.Tensor, rows: SamplingRows) -> TokenWeights:
     greedy_B = rows.temperature_B == 0
     weights_BV = _exponentials(x_BV, torch.where(greedy_B, 1.0, rows.temperature_B), WEIGHT_BITS)
     if rows.facts.has_greedy:
-        weights_BV = torch.where(greedy_B[:, None], _lowest_maximum(x_BV), weights_BV)
+        ids_V = torch.arange(x_BV.shape[1], device=x_BV.device)
+        point_BV = torch.where(ids_V == _lowest_best(x_BV)[:, None], 2**WEIGHT_BITS, 0)
+        weights_BV = torch.where(greedy_B[:, None], point_BV, weights_BV)
     weights_BV.masked_fill_(~usable_B[:, None], 0)
     if rows.facts.has_top_k or rows.facts.has_top_p:
         keys_BV = _keys(weights_BV)
@@ -196,12 +205,10 @@ def _weigh(x_BV: torch.Tensor, rows: SamplingRows) -> TokenWeights:
     return TokenWeights(weights_BV, weights_BV.sum(-1), status_B)
 
 
-def _lowest_maximum(x_BV: torch.Tensor) -> torch.Tensor:
-    """Return weights of temperature 0: everything on the lowest id among the largest logits."""
+def _lowest_best(x_BV: torch.Tensor) -> torch.Tensor:
+    """Return each row's lowest id among the largest logits; the width itself where the row holds NaN."""
     ids_V = torch.arange(x_BV.shape[1], device=x_BV.device)
-    is_largest_BV = x_BV == x_BV.amax(-1, keepdim=True)
-    best_B = torch.where(is_largest_BV, ids_V, x_BV.shape[1]).amin(-1, keepdim=True)
-    return torch.where(ids_V == best_B, 2**WEIGHT_BITS, 0)
+    return torch.where(x_BV == x_BV.amax(-1, keepdim=True), ids_V, x_BV.shape[1]).amin(-1)
 
 
 def _keys(weights_BV: torch.Tensor) -> torch.Tensor:

@@ -37,7 +37,7 @@ class History:
         return torch.cat([*rows, poison])
 
 
-def expected_row(query, keys, sinks, served=False):
+def expected_row(query, keys, sinks, *, served=False):
     """One row by its formula; keys is a list of float64 vectors."""
     out = torch.zeros_like(query, dtype=torch.float64)
     if not keys:
@@ -48,7 +48,7 @@ def expected_row(query, keys, sinks, served=False):
         weights = [math.exp(score - largest) for score in scores]
         total = sum(weights) + math.exp(float(sinks[head]) - largest)
         if served:
-            weights = [float(torch.tensor(weight).bfloat16()) for weight in weights]
+            weights = [float(torch.tensor(weight, dtype=torch.float64).bfloat16()) for weight in weights]
         out[head] = sum(weight * key for weight, key in zip(weights, keys, strict=True)) / total
     return out
 
@@ -80,8 +80,8 @@ def test_a_ragged_prefill_is_its_formula(world, ops, dtype, numerics, invariant)
         for position in range(cached, cached + count):
             keys = row_keys(history, request, position, 8, entries[row].tolist())
             expected = expected_row(query[row], keys, sinks, served=numerics == "served")
-            tolerance = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float64: 1e-12}[dtype]
-            if numerics == "served":
+            tolerance = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float64: 1e-10}[dtype]
+            if numerics == "served" and dtype != torch.float64:
                 # A last-bit difference of a probability may move it to the next bfloat16.
                 tolerance = max(tolerance, 4e-3)
             torch.testing.assert_close(result[row].double(), expected, rtol=tolerance, atol=tolerance)
@@ -197,9 +197,7 @@ def test_a_row_without_keys_beside_one_with_keys_gives_exact_zeros(world, ops):
     history.fill_ring(0, 2)
     step = here.step(chunks, window_starts={1: 3})
     sinks = torch.full((4,), -math.inf)
-    result = ops()["attention"].sparse(
-        torch.randn(2, 4, 32), history.own(chunks), here.window, None, sinks, 8, step
-    )
+    result = ops()["attention"].sparse(torch.randn(2, 4, 32), history.own(chunks), here.window, None, sinks, 8, step)
     assert torch.equal(result[0], torch.zeros(4, 32))
     assert (result[1] != 0).all()
 
@@ -228,7 +226,9 @@ def test_the_same_token_in_window_and_entries_counts_twice(world, ops):
         8,
         here.step(chunk),
     )
-    torch.testing.assert_close(result[0, 0].double(), (history.window[0, 0] + history.entries[0, 0]) / 2, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        result[0, 0].double(), (history.window[0, 0] + history.entries[0, 0]) / 2, rtol=1e-6, atol=1e-6
+    )
 
 
 def test_entries_may_come_in_any_order_with_gaps(world, ops):

@@ -24,7 +24,11 @@ def make_experts(count, fmt="mxfp4"):
     """Stored experts and their exact (w1, w2, w3)."""
     made = []
     for _ in range(count):
-        (w1, e1), (w2, e2), (w3, e3) = stored(fmt, INNER, HIDDEN), stored(fmt, HIDDEN, INNER), stored(fmt, INNER, HIDDEN)
+        (w1, e1), (w2, e2), (w3, e3) = (
+            stored(fmt, INNER, HIDDEN),
+            stored(fmt, HIDDEN, INNER),
+            stored(fmt, INNER, HIDDEN),
+        )
         made.append((StoredExpert(w1, w2, w3), (e1, e2, e3)))
     return [pair[0] for pair in made], [pair[1] for pair in made]
 
@@ -33,7 +37,7 @@ def bf16(x):
     return x.float().bfloat16().double()
 
 
-def expected(x, exact, weight, served):
+def expected(x, exact, weight, *, served):
     """One expert on one row, float64 between the named roundings."""
     w1, w2, w3 = exact
     x = fake_quant_fp8(x[None])[0].double() if served else x.double()
@@ -105,14 +109,15 @@ def test_all_but_one_expert_at_minus_infinity_still_gives_distinct_experts(ops):
 
 
 def test_scores_one_ulp_apart_are_ordered(ops):
-    bias = torch.tensor([1.0, 1.0 + 2**-23, 1.0 + 2**-22])
-    bias = torch.cat((bias, torch.zeros(3))) * 4
+    bias = torch.tensor([1024.0, 1024.0 + 2**-13, 1024.0 + 2**-12, 0.0, 0.0, 0.0])
     assert route(ops, torch.zeros(1, HIDDEN), torch.zeros(6, HIDDEN), bias, top_k=3).experts_Tk.tolist() == [[2, 1, 0]]
 
 
 def test_a_nan_bias_ranks_below_every_number(ops):
     bias = torch.tensor([math.nan, -math.inf, 0.0, -5.0])
-    assert route(ops, torch.zeros(1, HIDDEN), torch.zeros(4, HIDDEN), bias, top_k=4).experts_Tk.tolist() == [[2, 3, 1, 0]]
+    assert route(ops, torch.zeros(1, HIDDEN), torch.zeros(4, HIDDEN), bias, top_k=4).experts_Tk.tolist() == [
+        [2, 3, 1, 0]
+    ]
 
 
 def test_a_nan_row_keeps_its_nan_and_distinct_experts(ops):
@@ -158,7 +163,7 @@ def test_slot_outputs_are_their_formula(ops, dtype, numerics, invariant):
             if expert < 0:
                 assert torch.equal(slots[row, slot], torch.zeros(HIDDEN, dtype=slots.dtype))
             else:
-                value = expected(x[row], exact[expert], float(weights[row, slot]), served)
+                value = expected(x[row], exact[expert], float(weights[row, slot]), served=served)
                 torch.testing.assert_close(slots[row, slot].double(), value, rtol=tolerance, atol=tolerance)
 
 
@@ -168,7 +173,7 @@ def test_served_rounds_where_it_says(ops):
     kept, exact = make_experts(1)
     x, weights = torch.randn(40, HIDDEN) * 2, torch.rand(40, 1)
     slots = group.routed(x, Routing(torch.zeros(40, 1, dtype=torch.int64), weights), group.prepare(kept, LIMIT))
-    wanted = torch.stack([expected(x[row], exact[0], float(weights[row, 0]), True) for row in range(40)])
+    wanted = torch.stack([expected(x[row], exact[0], float(weights[row, 0]), served=True) for row in range(40)])
     assert torch.equal(slots.bfloat16().float(), slots)
     assert (slots[:, 0].double() == wanted).double().mean() > 0.97
     portable = ops()["experts"]
@@ -187,7 +192,7 @@ def test_shared_combine_and_local_are_one_chain(ops, numerics, invariant):
     routing = Routing(torch.tensor([[0, 2], [2, 1], [1, 0], [-1, -1], [0, 1]]), torch.rand(5, 2))
     slots, own = group.routed(x, routing, prepared), group.shared(x, shared)
     for row in range(5):
-        value = expected(x[row], exact[0], 1.0, numerics == "served")
+        value = expected(x[row], exact[0], 1.0, served=numerics == "served")
         torch.testing.assert_close(own[row].double(), value, rtol=1e-2, atol=1e-2 if numerics == "served" else 1e-5)
     combined = group.combine(own, slots)
     assert torch.equal(combined, (own + slots[:, 0]) + slots[:, 1])
@@ -197,7 +202,9 @@ def test_shared_combine_and_local_are_one_chain(ops, numerics, invariant):
 def test_combine_adds_the_shared_slot_first_then_slots_in_order(ops):
     shared, slots = torch.full((1, 1), 2.0**24), torch.tensor([[[1.0], [1.0], [2.0]]])
     assert ops()["experts"].combine(shared, slots).item() == 2.0**24 + 2.0  # 1 is lost twice in float32, 2 is not
-    rounded = ops(activation_dtype=torch.bfloat16)["experts"].combine(torch.tensor([[1.0]]), torch.full((1, 2, 1), 2**-9))
+    rounded = ops(activation_dtype=torch.bfloat16)["experts"].combine(
+        torch.tensor([[1.0]]), torch.full((1, 2, 1), 2**-9)
+    )
     assert rounded.dtype == torch.bfloat16
     assert rounded.item() == torch.tensor(1.0 + 2**-8).bfloat16().item()
 

@@ -9,8 +9,8 @@ from deepinfer_cpu_ref.invariant import (
     best,
     mean_square,
     order_keys,
-    padded_product,
     pad_width,
+    padded_product,
     row_sum,
     sigmoid,
     silu,
@@ -32,7 +32,9 @@ FUNCTIONS: list[Callable[[torch.Tensor], torch.Tensor]] = [sigmoid, silu, softpl
 def test_functions_are_their_formulas(function, formula, dtype):
     x = torch.cat((torch.linspace(-80, 80, 321), torch.tensor([0.0, 1e-30, -1e-30]))).to(dtype)
     expected = torch.tensor([formula(value) for value in x.tolist()], dtype=torch.float64)
-    torch.testing.assert_close(function(x).double(), expected, rtol=1e-6 if dtype == torch.float32 else 1e-13, atol=1e-37)
+    torch.testing.assert_close(
+        function(x).double(), expected, rtol=1e-6 if dtype == torch.float32 else 1e-13, atol=1e-37
+    )
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

@@ -157,7 +157,9 @@ def test_nan_in_a_key_reaches_its_own_row_only(ops):
 def test_gate_of_no_rows_and_of_any_strides(ops):
     memory, ones = ops()["memory"], torch.ones(4, 20)
     none = torch.zeros(0, dtype=torch.bool)
-    assert memory.gate(torch.zeros(0, 4, 20), torch.zeros(0, 4, 20), torch.zeros(0, 20), ones, ones, none, 1.0).shape == (
+    assert memory.gate(
+        torch.zeros(0, 4, 20), torch.zeros(0, 4, 20), torch.zeros(0, 20), ones, ones, none, 1.0
+    ).shape == (
         0,
         4,
         20,

@@ -25,7 +25,9 @@ def expected_mix(x, mix, iterations, eps, norm_eps):
     pre = [1 / (1 + math.exp(-(m[i] * a + base[i]))) + eps for i in range(streams)]
     post = [2 / (1 + math.exp(-(m[streams + i] * b + base[streams + i]))) for i in range(streams)]
     start = 2 * streams
-    grid = [[m[start + i * streams + j] * c + base[start + i * streams + j] for j in range(streams)] for i in range(streams)]
+    grid = [
+        [m[start + i * streams + j] * c + base[start + i * streams + j] for j in range(streams)] for i in range(streams)
+    ]
     grid = [[math.exp(v) / sum(math.exp(w) for w in row) + eps for v in row] for row in grid]
 
     def columns(grid):

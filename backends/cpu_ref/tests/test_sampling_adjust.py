@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from deepinfer_cpu_ref.sampling import CpuRefSampling, unpack_bitmask
 
 from deepinfer.accelerator.ops.sampling import (
     AllowedEntries,
@@ -17,6 +16,7 @@ from deepinfer.accelerator.ops.sampling import (
     SamplingRows,
     TokenEntries,
 )
+from deepinfer_cpu_ref.sampling import CpuRefSampling, unpack_bitmask
 
 OPS = CpuRefSampling()
 INF = math.inf

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from deepinfer_cpu_ref.sampling import CpuRefSampling
 
 from deepinfer.accelerator.ops.sampling import NO_MASS, SamplingRows
+from deepinfer_cpu_ref.sampling import CpuRefSampling
 
 OPS = CpuRefSampling()
 INF = math.inf

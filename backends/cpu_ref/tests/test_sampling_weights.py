@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
-from deepinfer_cpu_ref.sampling import CpuRefSampling
 
 from deepinfer.accelerator.ops.sampling import RowFacts, RowStatus, SamplingRows, TokenWeights
 from deepinfer.numerics import uniform_53
+from deepinfer_cpu_ref.sampling import CpuRefSampling
 
 OPS = CpuRefSampling()
 UNIT = 2**31
@@ -163,23 +164,32 @@ def test_no_result_depends_on_what_the_host_says_it_knows() -> None:
     settings = matrix_rows().select(torch.tensor(keep))
     largest = max(k for k in EXTREME_K if k < V)
     exact = RowFacts(has_forced=False, bounded_by_top_k=True, largest_top_k=largest)
-    told = SamplingRows(
-        settings.temperature_B,
-        torch.where(settings.top_k_B < V, settings.top_k_B, 0),
-        settings.top_p_B,
-        settings.min_weight_B,
-        settings.seeds_B,
-        settings.streams_B,
-        settings.forced_ids_B,
-        exact,
-    )
+    told = replace(settings, top_k_B=torch.where(settings.top_k_B < V, settings.top_k_B, 0), facts=exact)
     assert torch.equal(OPS.weigh(x_BV[keep], settings).weights_BV, OPS.weigh(x_BV[keep], told).weights_BV)
     plain = same(4)
-    nothing = RowFacts(False, False, False, False, False, True, 0)
+    nothing = RowFacts(
+        has_greedy=False,
+        has_drawn=True,
+        has_top_k=False,
+        has_top_p=False,
+        has_min_p=False,
+        has_forced=False,
+        bounded_by_top_k=True,
+        largest_top_k=0,
+    )
     assert torch.equal(
         OPS.weigh(x_BV[:4], plain).weights_BV,
-        OPS.weigh(x_BV[:4], SamplingRows(*[getattr(plain, name) for name in plain.__slots__[:-1]], nothing)).weights_BV,
+        OPS.weigh(x_BV[:4], replace(plain, facts=nothing)).weights_BV,
     )
+
+
+def test_a_step_known_to_be_greedy_gives_the_same_tokens() -> None:
+    x_BV = matrix_logits()[:40]
+    x_BV[3, 5], x_BV[4], x_BV[5, 9] = NAN, -INF, INF
+    plain = same(40, 0.0, 5, 0.5)
+    known = replace(plain, facts=RowFacts(has_drawn=False))
+    assert torch.equal(OPS.sample(x_BV, known).token_ids_B, OPS.sample(x_BV, plain).token_ids_B)
+    assert torch.equal(OPS.sample(x_BV, known).status_B, OPS.sample(x_BV, plain).status_B)
 
 
 @pytest.mark.parametrize("top_k", [3, 4, 5, 6])
@@ -241,9 +251,7 @@ def test_a_broken_row_has_a_status_and_no_token_and_leaves_its_neighbours_alone(
 def test_a_forced_token_replaces_the_draw_of_a_good_row_only() -> None:
     x_BV = torch.tensor([[0.0, 9.0], [NAN, 0.0], [-INF, -INF], [9.0, -INF]])
     settings = same(4, 0.0)
-    forced = SamplingRows(
-        *[getattr(settings, name) for name in settings.__slots__[:-2]], torch.tensor([0, 1, 1, 1]), RowFacts()
-    )
+    forced = replace(settings, forced_ids_B=torch.tensor([0, 1, 1, 1]))
     assert OPS.sample(x_BV, forced).token_ids_B.tolist() == [0, -1, -1, 1]
 
 

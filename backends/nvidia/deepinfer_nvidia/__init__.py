@@ -34,7 +34,7 @@ class Driver(AcceleratorDriver):
         if torch.version.cuda is None:
             no_build = Reason(
                 f"torch {torch.__version__} is built without CUDA",
-                "install a CUDA build of torch (pip's default on Linux, without this project's constraints file)",
+                "install a CUDA build of torch",
             )
             return Availability((_NO_KERNELS, no_build), runtime=runtime)
         runtime = f"{runtime}, CUDA {torch.version.cuda}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from deepinfer.model.rotary import rotary_tables
 from deepinfer.model.transformer import Transformer
 from deepinfer.model.weights import load_model
 
-PRESETS = Path(str(__import__("deepinfer.model").model.__file__)).parent / "presets"
+PRESETS = Path(str(files("deepinfer.model"))) / "presets"
 BLOCK_SIZE = 4
 BACKTRACK = 3
 
@@ -74,14 +75,17 @@ class Hand:
     def request(self, ids: Sequence[int], images: Sequence[bool] = ()) -> Request:
         return Request(list(ids), [], self._free_slots.pop(), images=list(images))
 
+    def chunk(self, request: Request, rows: int) -> Chunk:
+        return Chunk(request, rows)
+
     def fork(self, parent: Request) -> Request:
         """Share full blocks; copy the half-full last block and the state slot."""
-        child = Request(list(parent.ids), list(parent.table), self._free_slots.pop(), parent.cached)
+        last = parent.cached // BLOCK_SIZE
+        child = Request(list(parent.ids), parent.table[:last], self._free_slots.pop(), parent.cached)
         moves = self.plan.ops.moves
         moves.copy(self.pools.slot_bytes_Zb, torch.tensor([parent.slot]), torch.tensor([child.slot]))
         if parent.cached % BLOCK_SIZE:
-            last = parent.cached // BLOCK_SIZE
-            child.table = [*parent.table[:last], self._free_blocks.pop()]
+            child.table.append(self._free_blocks.pop())
             source, target = torch.tensor([parent.table[last]]), torch.tensor([child.table[last]])
             moves.copy(self.pools.block_bytes_Nb, source, target)
         return child

@@ -124,6 +124,7 @@ class RowFacts:
 
     Attributes:
         has_greedy: some row may have temperature 0.
+        has_drawn: some row may have a positive temperature.
         has_top_k: some row may have a top-k.
         has_top_p: some row may have a top-p below 1.
         has_min_p: some row may have a positive least weight.
@@ -133,6 +134,7 @@ class RowFacts:
     """
 
     has_greedy: bool = True
+    has_drawn: bool = True
     has_top_k: bool = True
     has_top_p: bool = True
     has_min_p: bool = True

@@ -6,12 +6,12 @@ import random
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from deepinfer_cpu_ref import Driver
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -25,6 +25,7 @@ from deepinfer.model.checkpoint import Checkpoint
 from deepinfer.model.rotary import rotary_tables
 from deepinfer.model.transformer import GivenEmbeddings, Hidden, Transformer
 from deepinfer.model.weights import load_model
+from deepinfer_cpu_ref import Driver
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden"
 POSITIONS = 256
@@ -156,7 +157,7 @@ class Bench:
             image_T=torch.tensor(images),
             valid_T=torch.arange(len(ids)) < len(ids) - padding_rows,
             max_position=max(positions) + 1,
-            max_rows=max(end - start for start, end in zip(starts, starts[1:], strict=False)),
+            max_rows=max(end - start for start, end in pairwise(starts)),
         )
         ids_T = torch.tensor(ids)
         tokens_TG = self.model.ngram_tokens(ids_T, torch.tensor(histories), step)
@@ -173,6 +174,17 @@ class Bench:
 
     def prefill(self, request: Request, chunks: Sequence[int]) -> Tensor:
         return torch.cat([self.logits("prefill", [(request, rows)]) for rows in chunks])
+
+    def prefill_together(self, requests: Sequence[Request], chunks: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Run the chunks of many requests, each request's next one in the same step; return each one's logits."""
+        logits: list[list[Tensor]] = [[] for _ in requests]
+        for turn in range(max(map(len, chunks))):
+            numbers = [number for number, sizes in enumerate(chunks) if turn < len(sizes)]
+            rows = [chunks[number][turn] for number in numbers]
+            together = self.logits("prefill", [(requests[n], q) for n, q in zip(numbers, rows, strict=True)])
+            for number, part in zip(numbers, together.split(rows), strict=True):
+                logits[number].append(part)
+        return [torch.cat(parts) for parts in logits]
 
     def decode(self, request: Request, steps: int) -> Tensor:
         return torch.cat([self.logits("decode", [(request, 1)]) for _ in range(steps)])
@@ -252,3 +264,23 @@ def bench_of(model_of: Callable[[OpOptions], Transformer]) -> Callable[..., Benc
         return Bench(model, pools, FILLS[fill])
 
     return build
+
+
+@pytest.fixture(scope="session")
+def alone_logits(bench_of: Callable[..., Bench], golden: dict[str, Tensor]) -> Callable[[OpOptions, int], Tensor]:
+    """Logits of the golden's first positions, one decode step each, alone in the batch."""
+    found: dict[OpOptions, Tensor] = {}
+    benches: dict[OpOptions, tuple[Bench, Request]] = {}
+
+    def logits(options: OpOptions, positions: int) -> Tensor:
+        if options not in benches:
+            bench = bench_of(options=options)
+            benches[options] = bench, bench.admit(golden["ids"].tolist())
+            found[options] = torch.empty(0, bench.model.config.vocab_size)
+        bench, request = benches[options]
+        if request.cached < positions:
+            more = bench.decode(request, positions - request.cached)
+            found[options] = torch.cat([found[options], more])
+        return found[options][:positions]
+
+    return logits

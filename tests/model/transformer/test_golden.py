@@ -1,7 +1,6 @@
 """The transformer against golden values that an independent full-sequence implementation computed."""
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -19,54 +18,53 @@ TOLERANCE = 2e-5
 BenchMaker = Callable[..., Any]
 
 
-def chunked(bench: Any, ids: Tensor, size: int, image: Tensor | None = None) -> Tensor:
-    request = bench.admit(ids.tolist(), None if image is None else image.tolist())
-    cuts = [*range(0, len(ids), size), len(ids)]
-    return bench.prefill(request, [end - start for start, end in pairwise(cuts)])
+def chunks_of(size: int, length: int = 70) -> list[int]:
+    return [min(size, length - start) for start in range(0, length, size)]
 
 
 def assert_golden(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual.to(torch.float32), expected, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 9, 11, 12, 13, 16, 24, 35, 69, 70])
-def test_logits_in_chunks_of_any_size(bench_of: BenchMaker, golden: dict[str, Tensor], size: int) -> None:
-    assert_golden(chunked(bench_of(options=UNQUANTISED), golden["ids"], size), golden["logits"])
+def test_logits_in_chunks_of_any_size(bench_of: BenchMaker, golden: dict[str, Tensor]) -> None:
+    """Around every boundary: pairs, candidate blocks, blocks, window, ring, and the whole."""
+    sizes = [1, 2, 3, 4, 5, 7, 8, 9, 11, 12, 13, 16, 17, 24, 35, 69, 70]
+    bench = bench_of(options=UNQUANTISED, num_blocks=9 * len(sizes) + 1, num_slots=len(sizes) + 1)
+    requests = [bench.admit(golden["ids"].tolist()) for _ in sizes]
+    for logits in bench.prefill_together(requests, [chunks_of(size) for size in sizes]):
+        assert_golden(logits, golden["logits"])
 
 
 @pytest.mark.parametrize("options", [UNQUANTISED, OpOptions(kv_cache_dtype="float32", batch_invariant=True), FLOAT64])
-def test_logits_in_one_chunk_and_step_by_step(
-    bench_of: BenchMaker, golden: dict[str, Tensor], options: OpOptions
-) -> None:
+def test_logits_in_one_chunk(bench_of: BenchMaker, golden: dict[str, Tensor], options: OpOptions) -> None:
     bench = bench_of(options=options)
-    assert_golden(chunked(bench, golden["ids"], 70), golden["logits"])
-    assert_golden(bench.decode(bench.admit(golden["ids"].tolist()), 70), golden["logits"])
+    logits = bench.prefill(bench.admit(golden["ids"].tolist()), [70])
+    assert logits.dtype == (torch.float64 if options is FLOAT64 else torch.float32)
+    assert_golden(logits, golden["logits"])
 
 
-def test_logits_of_several_rows_a_decode_step(bench_of: BenchMaker, golden: dict[str, Tensor]) -> None:
-    bench = bench_of(options=UNQUANTISED, backtrack=6)
-    request = bench.admit(golden["ids"].tolist())
-    logits = [bench.logits("decode", [(request, rows)]) for rows in (6, 5, 4, 3, 2, 1) * 3 + (6, 1)]
-    assert_golden(torch.cat(logits), golden["logits"])
+def test_logits_step_by_step(alone_logits: Callable[[OpOptions, int], Tensor], golden: dict[str, Tensor]) -> None:
+    assert_golden(alone_logits(UNQUANTISED, 70), golden["logits"])
 
 
-@pytest.mark.parametrize("sizes", [(70,), (13, 57), (1,) * 70])
-def test_logits_with_released_records(
-    bench_of: BenchMaker, golden: dict[str, Tensor], sizes: tuple[int, ...]
-) -> None:
+def test_logits_with_released_records(bench_of: BenchMaker, golden: dict[str, Tensor]) -> None:
     bench = bench_of()
-    logits = bench.prefill(bench.admit(golden["ids"].tolist()), sizes)
-    # A last-bit difference can flip one 4-bit code.
-    error = (logits - golden["logits_fakequant"]).abs()
-    assert (error < 1e-4).float().mean() >= 0.99
-    assert error.max() < 1e-2
+    requests = [bench.admit(golden["ids"].tolist()) for _ in range(3)]
+    for logits in bench.prefill_together(requests, [(70,), (13, 57), (1, 2, 31, 5, 30, 1)]):
+        # A last-bit difference can flip one 4-bit code.
+        error = (logits - golden["logits_fakequant"]).abs()
+        assert (error < 1e-4).float().mean() >= 0.99
+        assert error.max() < 1e-2
 
 
-@pytest.mark.parametrize("size", [70, 27, 20, 1])
-def test_logits_with_an_image_span(bench_of: BenchMaker, golden: dict[str, Tensor], size: int) -> None:
+def test_logits_with_an_image_span(bench_of: BenchMaker, golden: dict[str, Tensor]) -> None:
+    """The span covers positions 20 to 26; a chunk may begin and end at its edges."""
     bench = bench_of(options=UNQUANTISED)
-    logits = chunked(bench, golden["ids_image"], size, golden["image_mask"])
-    assert_golden(logits, golden["logits_image"])
+    chunks = [(70,), (27, 43), (20, 7, 43), (5, 15, 8, 1, 1, 40)]
+    image = golden["image_mask"].tolist()
+    requests = [bench.admit(golden["ids_image"].tolist(), image) for _ in chunks]
+    for logits in bench.prefill_together(requests, chunks):
+        assert_golden(logits, golden["logits_image"])
 
 
 def test_given_embeddings_replace_exactly_the_masked_rows(bench_of: BenchMaker, golden: dict[str, Tensor]) -> None:
@@ -95,8 +93,8 @@ def test_taps(bench_of: BenchMaker, golden: dict[str, Tensor], sizes: tuple[int,
 
 def test_bfloat16_activations_follow_the_float32_model(bench_of: BenchMaker, golden: dict[str, Tensor]) -> None:
     bench = bench_of(options=OpOptions(activation_dtype=torch.bfloat16, kv_cache_dtype="float32"))
-    logits = bench.prefill(bench.admit(golden["ids"][:12].tolist()), [12])
+    logits = bench.prefill(bench.admit(golden["ids"].tolist()), [30, 40])
     assert logits.dtype == torch.float32
-    # Up to 12 positions the selection takes every entry, so rounding cannot change what is read.
-    error = (logits - golden["logits"][:12]).norm() / golden["logits"][:12].norm()
-    assert error < 0.05
+    # Rounding flips a pick or an expert in some rows, so the middle row speaks for the arithmetic.
+    error_T = (logits - golden["logits"]).norm(dim=1) / golden["logits"].norm(dim=1)
+    assert error_T.median() < 0.1

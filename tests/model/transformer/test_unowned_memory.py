@@ -18,54 +18,57 @@ def ids(golden: dict[str, Tensor]) -> list[int]:
     return golden["ids"].tolist()
 
 
+LIFE = 32
+
+
 def eventful_life(bench: Any, ids: list[int]) -> Tensor:
     """Chunks, decode, rejected drafts and padding rows, every disowned byte overwritten before every step."""
-    request, neighbour = bench.admit(ids[:48]), bench.admit(ids[10:40])
+    request, neighbour = bench.admit(ids[:LIFE]), bench.admit(ids[10:40])
     logits = []
-    for rows in (3, 9, 1, 14):
+    for rows in (3, 9, 1, 13):
         bench.poison(request)
         bench.poison(neighbour)
         work = [(neighbour, 2), (request, rows)]
         logits.append(bench.logits("prefill", work, padding_rows=2)[2:])
-    while request.cached < 48:
+    while request.cached < LIFE:
         bench.poison(request)
         right = request.ids
         request.ids = [*right[: request.cached + 1], *(511 - token for token in right[request.cached + 1 :])]
-        drafted = min(4, 48 - request.cached)
-        bench.logits("decode", [(request, drafted)], commit=False)  # rows 1 to 3 will be rejected
+        drafted = min(4, LIFE - request.cached)
+        bench.logits("decode", [(request, drafted)], commit=False)  # every row but the first will be rejected
         request.ids = right
-        bench.poison(request)
+        # The rejected rows stay: nobody cleans up after them.
         logits.append(bench.logits("decode", [(request, 1)], padding_rows=1))
     return torch.cat(logits)
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["released", "float32"])
-def test_contents_of_unowned_memory_change_no_bit(bench_of: BenchMaker, ids: list[int], kv_cache_dtype: str) -> None:
-    options = OpOptions(batch_invariant=True, kv_cache_dtype=kv_cache_dtype)
-    plain = bench_of(options=options)
-    expected = plain.decode(plain.admit(ids[:48]), 48)
+def test_contents_of_unowned_memory_change_no_bit(
+    bench_of: BenchMaker, ids: list[int], alone_logits: Callable[[OpOptions, int], Tensor]
+) -> None:
+    expected = alone_logits(INVARIANT, LIFE)
     for fill in ("nan", "large", "zeros"):
-        assert torch.equal(eventful_life(bench_of(options=options, fill=fill), ids), expected), fill
+        assert torch.equal(eventful_life(bench_of(options=INVARIANT, fill=fill), ids), expected), fill
 
 
 def test_contents_of_unowned_memory_change_nothing_in_the_default_mode(bench_of: BenchMaker, ids: list[int]) -> None:
-    lives = [eventful_life(bench_of(fill=fill), ids) for fill in ("nan", "large", "zeros")]
+    options = OpOptions(kv_cache_dtype="float32")
+    lives = [eventful_life(bench_of(options=options, fill=fill), ids) for fill in ("nan", "large", "zeros")]
     assert torch.equal(lives[0], lives[1])
     assert torch.equal(lives[0], lives[2])
 
 
 def test_a_pool_of_one_request_serves_one_after_another(bench_of: BenchMaker, ids: list[int]) -> None:
     """The next owner finds the last one's bytes, not zeros."""
-    prompts = [ids[start : start + length] for start, length in ((0, 32), (7, 3), (20, 31), (3, 1), (11, 24), (0, 32))]
+    prompts = [ids[start : start + length] for start, length in ((0, 32), (7, 3), (20, 31), (3, 2), (11, 24), (0, 32))]
     shared = bench_of(options=INVARIANT, num_blocks=5, num_slots=2)
-    for prompt in prompts:
-        fresh = bench_of(options=INVARIANT)
-        expected = fresh.decode(fresh.admit(prompt), len(prompt))
+    fresh = bench_of(options=INVARIANT)
+    expected = fresh.prefill_together([fresh.admit(prompt) for prompt in prompts], [(len(p),) for p in prompts])
+    for prompt, reference in zip(prompts, expected, strict=True):
         request = shared.admit(prompt)
         first = len(prompt) // 2
-        logits = torch.cat([shared.prefill(request, [first] if first else []), shared.decode(request, len(prompt) - first)]) \
-            if first else shared.decode(request, len(prompt))
-        assert torch.equal(logits, expected)
+        chunks = [first, len(prompt) - first - 1] if len(prompt) > 2 else [1]
+        logits = torch.cat([shared.prefill(request, chunks), shared.decode(request, 1)])
+        assert torch.equal(logits, reference)
         shared.release(request)
 
 

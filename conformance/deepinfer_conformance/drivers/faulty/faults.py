@@ -30,7 +30,7 @@ class FaultKind(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     """The call raises torch.OutOfMemoryError and does nothing."""
     STALE = "stale"
-    """The call returns what the op returned last time; an op that returns nothing does nothing."""
+    """The call returns what the op returned ``calls_ago`` calls earlier; an op that returns nothing does nothing."""
 
 
 class InjectedFaultError(DeepInferError):
@@ -85,12 +85,14 @@ class Fault:
         calls: when.
         part: which tensor is hit by VALUE, NAN and BIT: "result", a field of it ("result.entries_TK"), a parameter
             ("slot_T"), or a field of a parameter ("step.position_T"). Parameters are changed on a copy, before
-            the call. Ops that store can be struck only through a parameter.
+            the call, so what the op writes into a changed parameter is lost. Ops that store can be struck only
+            through a parameter.
         row: index in the first dimension; None for anywhere.
         element: flat index inside the row (or the tensor); None lets the driver's seed choose.
         amount: for VALUE, in the tensor's own unit.
         bit: for BIT, 0 is the lowest of the element.
         delay_s: for DELAY.
+        calls_ago: for STALE; a layer's own earlier result is as many calls ago as the op is called per step.
     """
 
     op: str
@@ -102,6 +104,7 @@ class Fault:
     amount: float = 1.0
     bit: int = 0
     delay_s: float = 0.0
+    calls_ago: int = 1
 
     def __post_init__(self) -> None:
         known = (*all_op_names(), *DEVICE_CALLS)
@@ -114,6 +117,8 @@ class Fault:
             problems.append("amount 0 changes nothing; give another")
         if self.bit < 0 or self.delay_s < 0 or min(self.row or 0, self.element or 0) < 0:
             problems.append("row, element, bit and delay_s are not negative")
+        if self.calls_ago < 1:
+            problems.append(f"calls_ago {self.calls_ago} is no earlier call; give 1 or more")
         if problems:
             raise ArgumentError("Fault", problems)
 

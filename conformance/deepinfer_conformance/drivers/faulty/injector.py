@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -49,7 +49,7 @@ class Injector:
         self._lock = Lock()
         self._calls: Counter[str] = Counter()
         self._strikes: list[Strike] = []
-        self._earlier: dict[str, object] = {}
+        self._earlier: dict[str, deque[object]] = {}
 
     @property
     def strikes(self) -> tuple[Strike, ...]:
@@ -68,6 +68,8 @@ class Injector:
             self._calls[target.op] += 1
             number = self._calls[target.op]
         concerned = [(place, fault) for place, fault in enumerate(self._faults) if fault.strikes(target.op)]
+        if not concerned:
+            return target.function(*args, **keywords)
         due = [(place, fault) for place, fault in concerned if fault.calls.include(number)]
         self._before(target.op, number, [fault for _, fault in due])
 
@@ -87,13 +89,9 @@ class Injector:
             self._note(Strike(target.op, number, stale[0]))
             return None
         result = target.function(*bound.args, **bound.kwargs)
-        if any(fault.kind is FaultKind.STALE for _, fault in concerned):
-            with self._lock:
-                earlier = self._earlier.get(target.op)
-                self._earlier[target.op] = kept(result)
-            if stale and earlier is not None and same_shapes(earlier, result):
-                self._note(Strike(target.op, number, stale[0]))
-                result = earlier
+        lags = [fault.calls_ago for _, fault in concerned if fault.kind is FaultKind.STALE]
+        if lags:
+            result = self._aged(target.op, number, result, stale, max(lags))
         for place, fault in due:
             name, *fields = fault.part.split(".")
             if not fault.in_tensor or name != RESULT:
@@ -118,6 +116,18 @@ class Injector:
                     raise torch.OutOfMemoryError(f"out of memory injected into {op!r}, call {number}")
                 case _:
                     continue
+
+    def _aged(self, op: str, number: int, result: object, stale: Sequence[Fault], longest: int) -> object:
+        """Remember the result, and return an earlier one if a fault wants it."""
+        with self._lock:
+            earlier = self._earlier.setdefault(op, deque(maxlen=longest + 1))
+            earlier.append(kept(result))
+            known = list(earlier)
+        for fault in stale:
+            if fault.calls_ago < len(known) and same_shapes(known[-1 - fault.calls_ago], result):
+                self._note(Strike(op, number, fault))
+                result = kept(known[-1 - fault.calls_ago])
+        return result
 
     def _chance(self, place: int, op: str, number: int) -> random.Random:
         return random.Random(f"{self._seed}/{place}/{op}/{number}")

@@ -98,7 +98,7 @@ def _change(flat: torch.Tensor, element: int, fault: Fault) -> None:
         flat[element] = not flat[element]
     elif dtype.is_floating_point:
         flat[element] += fault.amount
-    elif fault.amount.is_integer():
+    elif float(fault.amount).is_integer():
         flat[element] += int(fault.amount)
     else:
         problem = f"part {fault.part!r} is {dtype}; amount {fault.amount} is not whole"

@@ -106,7 +106,10 @@ def linear_of(words: Integers) -> Hashes:
 
 def linear_of_parts(ids: Integers, digests: Integers, rotations: Integers) -> Hashes:
     """Return what `linear_of` gives for the same three numbers side by side."""
-    return ids.view(np.uint64) * _ID + digests.view(np.uint64) * _DIGEST + rotations.view(np.uint64) * _ROTATION
+    linear: Hashes = (
+        ids.view(np.uint64) * _ID + digests.view(np.uint64) * _DIGEST + rotations.view(np.uint64) * _ROTATION
+    )
+    return linear
 
 
 def term(role: Role, places: Integers, linear: Hashes, damage: Hashes | int = 0) -> Hashes:

@@ -1,0 +1,103 @@
+"""L1: values against float64, within derived bounds; bytes, integers and copies exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from deepinfer.accelerator import PreparedWeight
+from deepinfer_conformance.bench import Bench, Effects, invoke
+from deepinfer_conformance.bounds import bounds_of
+from deepinfer_conformance.case import Case
+from deepinfer_conformance.checks.comparison import bit_finding, bound_finding
+from deepinfer_conformance.checks.ordering import routing, selection
+from deepinfer_conformance.data.call import OpCall, tensors
+from deepinfer_conformance.data.layouts import copied
+from deepinfer_conformance.outcomes import Finding
+
+_JUDGES = {"selection.top_entries": selection, "experts.route": routing}
+
+
+def numerics(bench: Bench, case: Case) -> Sequence[Finding]:
+    """Compare every part of a call's result, and everything it wrote, with the float64 yardstick."""
+    call = case.inputs()
+    got = bench.run(call, case.options)
+    exact = bench.yardstick(call, case.options)
+    peer = bench.peer(call, case.options)
+    judge = _JUDGES.get(case.op)
+    if judge is not None:
+        return judge(call, case.options, got, exact, peer, is_exact=bool(case.facts.get("exact")))
+    return compared(call, case, got, exact, peer)
+
+
+def compared(call: OpCall, case: Case, got: Effects, exact: Effects, peer: Effects) -> list[Finding]:
+    """Return a finding for every part: bounded where a bound exists, bit-exact otherwise."""
+    bounds = bounds_of(call, case.options, exact)
+    missing = sorted(set(peer) - set(got))
+    if missing:
+        return [Finding("missing parts", float(len(missing)), 0.0, f"the result has no {', '.join(missing)}")]
+    findings = []
+    for part, own in peer.items():
+        if part in bounds:
+            findings.append(bound_finding(part, got[part], exact[part], bounds[part], own))
+        else:
+            findings.append(bit_finding(part, got[part], exact[part].to(own.dtype)))
+    return findings
+
+
+def prepared(bench: Bench, case: Case) -> Sequence[Finding]:
+    """A prepared weight must carry the stored name and say how many bytes it holds."""
+    call = case.inputs()
+    weight = invoke(bench.groups(bench.driver, case.options), call.op, dict(call.arguments), bench.driver)
+    if not isinstance(weight, PreparedWeight):
+        return [Finding("is a PreparedWeight", 1.0, 0.0, f"{call.op} returned a {type(weight).__qualname__}")]
+    problems = []
+    if not isinstance(weight.name, str) or not weight.name.startswith("layers.0."):
+        problems.append(f"name is {weight.name!r}, not the stored weight's")
+    if not isinstance(weight.nbytes, int) or weight.nbytes <= 0:
+        problems.append(f"nbytes is {weight.nbytes!r}; the weight holds memory")
+    return [Finding("wrong attributes", float(len(problems)), 0.0, "; ".join(problems))]
+
+
+def read_only(bench: Bench, case: Case) -> Sequence[Finding]:
+    """Arguments that the contract does not name as written must come back bit for bit."""
+    call = bench.prepared(case.inputs(), case.options)
+    arguments = bench.placed(bench.driver, call, case.options)
+    before = {name: copied(tensor, torch.device("cpu")) for name, tensor in tensors(arguments)}
+    invoke(bench.groups(bench.driver, case.options), call.op, arguments, bench.driver)
+    written = {name.removeprefix("argument.") for name in bench.peer(case.inputs(), case.options) if name.startswith("argument.")}
+    return [
+        bit_finding(name, tensor.cpu(), before[name], "after the call ")
+        for name, tensor in tensors(arguments)
+        if name not in written
+    ] or [Finding("arguments", 0.0, 0.0)]
+
+
+def unwritten(bench: Bench, case: Case) -> Sequence[Finding]:
+    """Results must not contain memory that nobody wrote: the same call, with fresh memory full of NaN."""
+    call = bench.prepared(case.inputs(), case.options)
+    plain = bench.run(call, case.options)
+    before = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    try:
+        # With deterministic algorithms on, torch fills what it allocates with NaN, or the largest integer.
+        torch.utils.deterministic.fill_uninitialized_memory = True
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        poisoned = bench.run(call, case.options)
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = filled
+    return [_unwritten_finding(part, poisoned[part], plain[part]) for part in plain]
+
+
+def _unwritten_finding(part: str, poisoned: torch.Tensor, plain: torch.Tensor) -> Finding:
+    if poisoned.dtype.is_floating_point:
+        fresh = poisoned.isnan() & ~plain.isnan()
+    elif poisoned.dtype == torch.bool:
+        fresh = poisoned != plain
+    else:
+        fresh = (poisoned != plain) & (poisoned == torch.iinfo(poisoned.dtype).max)
+    count = int(fresh.sum())
+    detail = f"{part} holds {count} elements of memory that the op never wrote" if count else ""
+    return Finding("unwritten elements", float(count), 0.0, detail, part=part)

@@ -1,0 +1,1 @@
+"""Inputs as data: seeded values, calls, digests, and their way to a device and back."""

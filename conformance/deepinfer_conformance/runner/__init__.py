@@ -1,0 +1,1 @@
+"""Running cases: one in this process (`attempt`), many in child processes (`pool`)."""
