@@ -31,3 +31,7 @@ def __getattr__(name: str) -> object:
 
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'deepinfer' has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

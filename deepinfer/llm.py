@@ -44,16 +44,19 @@ class LLM:
         accelerator: str | None = None,
         **options: Unpack[EngineKeywords],
     ) -> None:
-        self._engine = build_engine(model, accelerator, EngineOptions.from_keywords(options))
-        self._ids = itertools.count()
+        self._wrap(build_engine(model, accelerator, EngineOptions.from_keywords(options)))
 
     @classmethod
     def from_engine(cls, engine: Engine) -> LLM:
         """Put this face on an engine that was built by hand."""
         llm = cls.__new__(cls)
-        llm._engine = engine
-        llm._ids = itertools.count()
+        llm._wrap(engine)
         return llm
+
+    def _wrap(self, engine: Engine) -> None:
+        self._engine = engine
+        self._ids = itertools.count()
+        self._over: list[str] = []
 
     @property
     def engine(self) -> Engine:
@@ -153,9 +156,16 @@ class LLM:
             while self._engine.has_unfinished_requests():
                 yield from self._engine.step()
         finally:
-            self._engine.discard_requests([each.request_id for each in prepared])
+            self._over = [each.request_id for each in prepared]
+            self._discard_what_is_over()
+
+    def _discard_what_is_over(self) -> None:
+        # Remembered until it is done: a second Ctrl-C may cut off what the first one began.
+        self._engine.discard_requests(self._over)
+        self._over = []
 
     def _busy_problems(self) -> list[str]:
+        self._discard_what_is_over()
         if not self._engine.has_unfinished_requests():
             return []
         return [

@@ -97,10 +97,9 @@ def test_every_folder_with_modules_is_a_package() -> None:
 def test_every_data_file_is_packaged() -> None:
     patterns = PROJECT["tool"]["setuptools"]["package-data"]
     covered = [
-        folder / pattern
-        for package, listed in patterns.items()
-        if package != "*"
-        for folder in [ROOT / package.replace(".", "/")]
+        PACKAGES[root].joinpath(*inner.split(".")) / pattern
+        for root, _, inner, listed in ((*package.partition("."), listed) for package, listed in patterns.items())
+        if root != "*"
         for pattern in listed
     ]
     left_out = [

@@ -17,7 +17,7 @@ from deepinfer.accelerator import OP_GROUPS, AcceleratorDriver, OpOptions
 from deepinfer.accelerator.ops import OpGroup
 from deepinfer.errors import OpRefusedError
 from deepinfer_conformance.data.call import OpCall, Recipe, mapped, mapped_arguments, tensors
-from deepinfer_conformance.data.layouts import copied
+from deepinfer_conformance.data.layouts import converted, copied
 
 Effects = Mapping[str, torch.Tensor]
 """What a call did, on the host: "result" or "result.FIELD", and "argument.NAME" for every tensor that it changed."""
@@ -131,7 +131,7 @@ def widened(call: OpCall) -> OpCall:
     kept = MUTATED.get(call.op, ())
 
     def widen(tensor: torch.Tensor, name: str) -> torch.Tensor:
-        return tensor.to(torch.float64) if tensor.dtype in _FLOATS and name not in kept else tensor
+        return converted(tensor, torch.float64) if tensor.dtype in _FLOATS and name not in kept else tensor
 
     wide = {name: value for name, value in call.arguments.items() if not isinstance(value, Recipe)}
     return OpCall(call.op, {**call.arguments, **mapped_arguments(wide, widen)})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
 
@@ -66,6 +67,7 @@ class Finding:
             metric has none.
         part: the result or argument that was compared.
         element: flat index of the worst element in that part; None where there is none.
+        data: plain values that a reader may want, such as emitted tokens; they go into the report as they are.
     """
 
     metric: str
@@ -75,6 +77,7 @@ class Finding:
     reference_error: float | None = None
     part: str = ""
     element: int | None = None
+    data: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool:
@@ -108,6 +111,7 @@ class CaseResult:
         input_sha256: digest of the inputs; "" where a case has none.
         seconds: time of the whole case.
         detail: the findings that did not hold, or the error, in words.
+        data: what the check wanted to be kept, such as emitted tokens.
     """
 
     id: str
@@ -127,3 +131,4 @@ class CaseResult:
     input_sha256: str
     seconds: float
     detail: str
+    data: Mapping[str, Sequence[int]] = field(default_factory=dict)

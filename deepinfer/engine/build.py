@@ -56,8 +56,13 @@ def build_engine_on(
     model: str | PathLike[str] | None = None,
     options: EngineOptions | None = None,
     settings: Settings | None = None,
+    *,
+    worker_type: type[Worker] = Worker,
 ) -> Engine:
-    """Do the same on a driver that the caller has made; it must be available."""
+    """Do the same on a driver that the caller has made; it must be available.
+
+    ``worker_type`` lets a simulation put a worker of its own in the place of the ordinary one.
+    """
     settings = settings if settings is not None else Settings.from_environment()
     options = options if options is not None else EngineOptions()
     directory = Path(model) if model is not None else packaged_model_path()
@@ -84,8 +89,8 @@ def build_engine_on(
     _LOG.log(level, "%s", pool_plan.arithmetic)
     pools = CachePools.allocate(layout, driver, num_blocks=pool_plan.num_blocks, num_slots=pool_plan.num_state_slots)
     rotary = rotary_tables(config, pool_plan.max_model_len).to(driver.device)
-    worker = Worker(Transformer(config, weights, plan.ops, rotary), pools, driver, plan.ops)
-    return Engine(config, options, pool_plan, _scheduler_config(config, options, pool_plan), worker, plan, tokenizer)
+    worker = worker_type(Transformer(config, weights, plan.ops, rotary), pools, driver, plan.ops)
+    return Engine(config, options, pool_plan, scheduler_config(config, options, pool_plan), worker, plan, tokenizer)
 
 
 def plan_ops(driver: AcceleratorDriver, options: EngineOptions, settings: Settings) -> Plan:
@@ -107,7 +112,8 @@ def plan_ops(driver: AcceleratorDriver, options: EngineOptions, settings: Settin
     return plan
 
 
-def _scheduler_config(config: ModelConfig, options: EngineOptions, pools: PoolPlan) -> SchedulerConfig:
+def scheduler_config(config: ModelConfig, options: EngineOptions, pools: PoolPlan) -> SchedulerConfig:
+    """Return what the scheduler must know of an engine with these options and pools."""
     return SchedulerConfig(
         num_blocks=pools.num_blocks,
         num_state_slots=pools.num_state_slots,

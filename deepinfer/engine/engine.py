@@ -84,6 +84,7 @@ class Engine:
         self._emitted_tokens = 0
         self._preemptions = 0
         self._is_torn = False
+        self._is_launched = False
 
     @property
     def worker(self) -> Worker:
@@ -199,11 +200,14 @@ class Engine:
         self._steps += 1
         answers = [self._table.answer(sequence.request_id) for sequence in step.sequences]
         try:
+            self._is_launched = True
             sampled = self._execute(step, answers)
         except BaseException as error:
             self._give_up(step, f"the step failed: {type(error).__name__}: {error}")
             self._is_torn = False
             raise
+        finally:
+            self._is_launched = False
         if answers:
             self._commit(step, answers, sampled)
         self._collect_terminals()
@@ -348,13 +352,15 @@ class Engine:
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """Mark the books as torn unless the block comes to its end."""
+        before = self._is_torn
         self._is_torn = True
         yield
-        self._is_torn = False
+        self._is_torn = before
 
     def _repair(self) -> None:
         """End every request and begin with a fresh scheduler if an earlier call was cut off half-way."""
-        if self._is_torn:
+        # While a step computes its mark is set, and calls that come from inside find the books in order.
+        if self._is_torn and not self._is_launched:
             self._table.abort_all("the engine was interrupted while it kept its books; every request was given up")
             self._scheduler = Scheduler(self._scheduler_config)
             self._is_torn = False

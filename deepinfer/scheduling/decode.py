@@ -7,6 +7,7 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer.cache.blocks import blocks_for
 from deepinfer.scheduling.admission import outgrown_text
 from deepinfer.scheduling.config import SchedulerConfig
 from deepinfer.scheduling.memory import Memory, Shortage
@@ -33,7 +34,7 @@ class DecodeSelection:
         if not len(shortage.rows):
             return rows
         if self._is_served_by_free_blocks(shortage):
-            self._memory.grow(self._in_serving_order(shortage))
+            self._memory.grow(shortage)
             return rows
         self._serve_one_by_one()
         return self._roster.running_rows()
@@ -45,15 +46,8 @@ class DecodeSelection:
             self._roster.join_running(sequence)
 
     def _is_served_by_free_blocks(self, shortage: Shortage) -> bool:
-        longest = max((self._memory.table.num_blocks.take(shortage.rows) + shortage.blocks).tolist())
-        return longest <= self._config.max_table_blocks and self._memory.blocks.can_allocate(shortage.num_blocks)
-
-    def _in_serving_order(self, shortage: Shortage) -> Shortage:
-        """Return the shortage with the shortest output first, the earliest arrival among equals."""
-        table, rows = self._memory.table, shortage.rows
-        num_outputs = table.length.take(rows) - table.num_prompt_tokens.take(rows)
-        order = np.lexsort((table.arrival.take(rows), num_outputs))
-        return Shortage(rows.take(order), shortage.blocks.take(order))
+        fits = blocks_for(shortage.longest, self._config.block_size) <= self._config.num_usable_blocks
+        return fits and self._memory.blocks.can_allocate(shortage.num_blocks)
 
     def _serve_one_by_one(self) -> None:
         """Serve from the short end of the outputs and preempt from the long end, only for one who really needs it."""
@@ -67,7 +61,7 @@ class DecodeSelection:
         num_needed = shortage.num_blocks
         if num_needed == 0:
             return
-        num_whole = candidate.num_blocks + num_needed
+        num_whole = blocks_for(shortage.longest, self._config.block_size)
         if num_whole > self._config.num_usable_blocks:
             text = outgrown_text(candidate, num_whole, self._config)
             self._roster.end(candidate, Status.FINISHED_PREEMPTED, text=text)

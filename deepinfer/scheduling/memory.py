@@ -18,15 +18,17 @@ from deepinfer.scheduling.table import NO_ROW, SequenceTable
 
 
 class Shortage(NamedTuple):
-    """Running rows that need more blocks for their next step, and how many each."""
+    """Running rows that need more blocks for their next step, and how many each.
+
+    Attributes:
+        num_blocks: blocks that all the rows together are short of.
+        longest: positions that the longest of the rows must hold.
+    """
 
     rows: NDArray[np.int64]
     blocks: NDArray[np.int64]
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks that all the rows together are short of."""
-        return sum(self.blocks.tolist())
+    num_blocks: int
+    longest: int
 
 
 class Memory:
@@ -77,17 +79,21 @@ class Memory:
     def shortage(self, rows: NDArray[np.int64]) -> Shortage:
         """Return which of ``rows`` do not own every block that their next decode step may write."""
         length, look_ahead, capacity = self.table.growth_columns(rows)
-        missing = length + look_ahead - capacity
-        short = (missing > 0).nonzero()[0]
-        return Shortage(rows.take(short), -(-missing.take(short) // self._config.block_size))
+        planned = length + look_ahead
+        short = (planned > capacity).nonzero()[0]
+        planned = planned.take(short)
+        missing = planned - capacity.take(short)
+        blocks = (missing + (self._config.block_size - 1)) // self._config.block_size
+        return Shortage(rows.take(short), blocks, sum(blocks.tolist()), max(planned.tolist(), default=0))
 
     def grow(self, shortage: Shortage) -> None:
-        """Give each row the blocks that it is short of, in the order of the rows."""
-        num_blocks = shortage.num_blocks
-        if num_blocks == len(shortage.rows):
-            self.table.add_one_block_each(shortage.rows, self.blocks.allocate_many(num_blocks))
+        """Give each row the blocks that it is short of: the shortest output first, the earliest among equals."""
+        order = self.table.serving_order(shortage.rows)
+        rows, blocks = shortage.rows.take(order), shortage.blocks.take(order)
+        if shortage.num_blocks == len(rows):
+            self.table.add_one_block_each(rows, self.blocks.allocate_many(shortage.num_blocks))
             return
-        for row, count in zip(shortage.rows.tolist(), shortage.blocks.tolist(), strict=True):
+        for row, count in zip(rows.tolist(), blocks.tolist(), strict=True):
             self.table.add_blocks(row, self.blocks.allocate_many(count))
 
     def try_fork(self, parent: Sequence, child: Sequence) -> bool:

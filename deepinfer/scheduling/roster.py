@@ -83,9 +83,7 @@ class Roster:
         """Return the rows of the running requests in step order."""
         if self._order_is_stale:
             table = self._memory.table
-            rows = np.flatnonzero(table.is_running)
-            order = np.lexsort((-table.arrival.take(rows), table.root_arrival.take(rows), -table.length.take(rows)))
-            self._running_rows = rows[order]
+            self._running_rows = table.in_step_order(table.is_running.nonzero()[0])
             self._order_is_stale = False
         return self._running_rows
 

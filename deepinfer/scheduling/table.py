@@ -67,23 +67,26 @@ class SequenceTable:
     def __init__(self, num_rows: int, max_blocks: int, block_size: int, history_tokens: int) -> None:
         self.history_tokens = history_tokens
         self._block_size = block_size
-        self._numbers_CZ = np.zeros((12 + history_tokens, num_rows), dtype=np.int64)
+        self._numbers_CZ = np.zeros((11 + 1 + history_tokens, num_rows), dtype=np.int64)
         (
+            self.num_prompt_tokens,
+            self.arrival,
+            self._minus_root_arrival,
             self.length,
             self.look_ahead,
             self.capacity,
             self.eos_token_id,
             self.final_position,
-            self.arrival,
-            self.root_arrival,
-            self.num_prompt_tokens,
             self.computed,
             self.num_blocks,
             self.epoch,
             *self._newest_GZ,
         ) = self._numbers_CZ
-        self._growth_CZ = self._numbers_CZ[:3]
-        self._end_CZ = self._numbers_CZ[3:5]
+        # Neighbours, so that what is read together is gathered together.
+        self._serving_CZ = self._numbers_CZ[0:4]
+        self._order_CZ = self._numbers_CZ[1:4]
+        self._growth_CZ = self._numbers_CZ[3:6]
+        self._end_CZ = self._numbers_CZ[6:8]
         self._step_CZ = self._numbers_CZ[8:]
         self.occupant: NDArray[Any] = np.full(num_rows, None, dtype=object)
         self.is_running = np.zeros(num_rows, dtype=np.bool_)
@@ -101,7 +104,7 @@ class SequenceTable:
         self.final_position[row] = length_limit - 1
         self.num_prompt_tokens[row] = sequence.num_prompt_tokens
         self.arrival[row] = sequence.arrival
-        self.root_arrival[row] = sequence.root_arrival
+        self._minus_root_arrival[row] = -sequence.root_arrival
         self.eos_token_id[row] = NO_TOKEN if rules.eos_token_id is None or rules.ignore_eos else rules.eos_token_id
         self.num_with_stop_token_ids += bool(rules.stop_token_ids)
         self.epoch[row] += 1
@@ -174,6 +177,15 @@ class SequenceTable:
                 else outputs_W[start:].tolist() + outputs_W[:stop].tolist()
             )
         return tokens
+
+    def in_step_order(self, rows_R: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return ``rows_R`` by history length descending, then root arrival ascending, then arrival descending."""
+        return rows_R.take(np.lexsort(self._order_CZ.take(rows_R, axis=1))[::-1])
+
+    def serving_order(self, rows_R: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the order in which ``rows_R`` are served: output length ascending, then arrival ascending."""
+        num_prompt_tokens, arrival, _, length = self._serving_CZ.take(rows_R, axis=1)
+        return np.lexsort((arrival, length - num_prompt_tokens))
 
     def growth_columns(self, rows_R: NDArray[np.int64]) -> GrowthColumns:
         """Gather what decides whether ``rows_R`` need another block."""

@@ -52,7 +52,7 @@ TINY = {
     "candidate_source_layer_id": 2,
     "candidate_topk_blocks": 3,
     "candidate_block_size": 4,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 65536,
     "engram_layer_ids": [1],
     "engram_vocab_size": 30,
     "engram_compressed_vocab_size": VOCAB_SIZE,
@@ -185,7 +185,9 @@ def tiny_directory(tiny_config: ModelConfig, tmp_path_factory: pytest.TempPathFa
 def drive(tiny_directory: Path) -> Callable[..., Driven]:
     """Build an engine on a driver, by default the null driver, with blocks of 4 positions."""
 
-    def build(driver: AcceleratorDriver | None = None, *, model: Path | None = tiny_directory, **options: Any) -> Driven:
+    def build(
+        driver: AcceleratorDriver | None = None, *, model: Path | None = tiny_directory, **options: Any
+    ) -> Driven:
         given = {"block_size": BLOCK_SIZE, "num_blocks": 64, "max_num_seqs": 8, **options}
         engine = build_engine_on(driver or NullDriver(), model, EngineOptions(**given), Settings())
         return Driven(engine)
@@ -220,4 +222,6 @@ def expected(tiny_config: ModelConfig) -> Callable[[Sequence[int], int], list[in
 @pytest.fixture(scope="session")
 def prompt_of() -> Callable[..., list[int]]:
     """Make a prompt of some length; different seeds give prompts that share nothing."""
-    return lambda length, seed=0: [2 + (seed * 31 + 7 * place * place + 3 * place) % (VOCAB_SIZE - 4) for place in range(length)]
+    return lambda length, seed=0: [
+        2 + (seed * 31 + 7 * place * place + 3 * place) % (VOCAB_SIZE - 4) for place in range(length)
+    ]

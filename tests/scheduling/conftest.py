@@ -140,7 +140,8 @@ class Bench:
         """Add a request whose prompt is a list, or so many tokens that depend on the id."""
         if isinstance(prompt, int):
             prompt = [3 + zlib.crc32(f"{request_id}/{index}".encode()) % 97 for index in range(prompt)]
-        rules = {name: options.pop(name) for name in ("stop_token_ids", "eos_token_id", "ignore_eos") if name in options}
+        names = ("stop_token_ids", "eos_token_id", "ignore_eos")
+        rules = {name: options.pop(name) for name in names if name in options}
         sequence = Sequence(request_id, prompt, StopRules(max_tokens, **rules), **options)
         self.scheduler.add(sequence)
         return sequence

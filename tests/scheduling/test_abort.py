@@ -187,8 +187,7 @@ def test_an_id_that_has_ended_can_be_used_again_even_before_its_record_is_taken_
     bench.worker.run(step)
     bench.scheduler.abort("x")
     again = bench.add("x", 12, max_tokens=3)
-    bench.commit_result = bench.scheduler.commit(step, [77])
-    assert bench.commit_result.token_R.tolist() == [-1]
+    assert bench.scheduler.commit(step, [77]).token_R.tolist() == [-1]
     [record] = bench.scheduler.take_terminals()
     assert record.finish_reason == "abort"
     bench.emitted.clear()
@@ -218,9 +217,7 @@ def test_a_request_object_serves_once(make_bench: Callable[..., Any]) -> None:
     bench.audit()
 
 
-def test_a_cancelled_step_is_computed_again_from_nothing(
-    make_bench: Callable[..., Any], reference: Reference
-) -> None:
+def test_a_cancelled_step_is_computed_again_from_nothing(make_bench: Callable[..., Any], reference: Reference) -> None:
     bench = make_bench(max_num_batched_tokens=16)
     prompts = {name: bench.add(name, 10 + 9 * number, max_tokens=5) for number, name in enumerate("abc")}
     number = 0

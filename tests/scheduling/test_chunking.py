@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -126,7 +125,7 @@ def test_a_normal_engine_stops_at_an_unfinished_chunk_and_a_prompt_engine_keeps_
         bench.add("a", 20, chunk_checkpoints=[8])
         bench.add("b", 20)
         assert bench.rows(bench.step()) == rows
-        assert [sequence.request_id for sequence in bench.scheduler.roster.waiting][0] == "a"
+        assert bench.scheduler.roster.head.request_id == "a"
 
 
 def test_without_chunking_a_prompt_that_does_not_fit_the_rest_waits_and_blocks(make_bench: Callable[..., Any]) -> None:

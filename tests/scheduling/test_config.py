@@ -55,7 +55,9 @@ def test_what_cannot_be_served_is_refused_by_name(settings: dict[str, Any], mess
 
 def test_all_problems_are_named_at_once() -> None:
     with pytest.raises(ConfigurationError) as caught:
-        SchedulerConfig(num_blocks=1, num_state_slots=0, max_model_len=0, block_size=5, engine_type=EngineType.COMPLETION)
+        SchedulerConfig(
+            num_blocks=1, num_state_slots=0, max_model_len=0, block_size=5, engine_type=EngineType.COMPLETION
+        )
     assert len(caught.value.problems) == 5
 
 

@@ -184,7 +184,10 @@ def test_every_way_to_end_yields_exactly_one_record_with_its_word(make_bench: Ca
     bench.add("abort", 4)
     bench.scheduler.finish("image", Status.FINISHED_IMAGE_FAILED, text="no picture")
     bench.scheduler.abort("abort")
-    failures = {2: RowFailure(Status.FINISHED_INVALID, "NaN"), 3: RowFailure(Status.FINISHED_GRAMMAR_FAILED, "dead end")}
+    failures = {
+        2: RowFailure(Status.FINISHED_INVALID, "NaN"),
+        3: RowFailure(Status.FINISHED_GRAMMAR_FAILED, "dead end"),
+    }
     bench.step(tokens=forced(1), failures=failures)
     bench.drain()
     assert {name: record.finish_reason for name, record in bench.terminals.items()} == {

@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from deepinfer.errors import DuplicateRequestError
 from deepinfer.scheduling.commit import RowFailure
@@ -143,11 +150,7 @@ def machine(
             if has_failures == 0:
                 row = data.draw(st.integers(0, step.num_requests - 1))
                 failures[row] = RowFailure(Status.FINISHED_INVALID, "NaN")
-            lengths = {sequence.request_id: sequence.length for sequence in step.sequences}
             result = self.bench.commit(step, self.sampled, failures)
-            for record, sequence in zip(result.records(), (s for s in step.sequences), strict=False):
-                assert record.request_id in lengths or sequence
-            assert sum(result.is_emitted_R.tolist()) <= step.num_requests
             assert not (result.is_emitted_R & step.is_partial_R).any()
 
         @precondition(lambda self: self.in_flight is not None)
@@ -196,7 +199,9 @@ def machine(
 
         @invariant()
         def every_token_is_the_one_the_request_gets_alone(self) -> None:
-            for name, made in getattr(self, "bench", None) and self.bench.emitted.items() or ():
+            if not hasattr(self, "scheduler"):
+                return
+            for name, made in self.bench.emitted.items():
                 assert made == reference(self.requests[name].prompt_token_ids.tolist(), len(made))
 
         def teardown(self) -> None:

@@ -78,7 +78,7 @@ def test_tokens_run_through_prompt_and_outputs(make_bench: Callable[..., Any]) -
     made = bench.emitted["a"]
     assert len(made) == 150
     for start, stop in [(0, 3), (0, 5), (2, 4), (3, 3), (3, 8), (140, 153), (150, 153)]:
-        assert sequence.token_ids(start, stop).tolist() == ([5, 6, 7] + made)[start:stop]
+        assert sequence.token_ids(start, stop).tolist() == [5, 6, 7, *made][start:stop]
     assert list(sequence.output_token_ids) == made
 
 

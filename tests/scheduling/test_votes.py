@@ -39,7 +39,9 @@ def test_a_prompt_step_restarts_the_count() -> None:
     assert clock.prefill_is_tried(SoloVotes(), wants=True, can_decode=True)
 
 
-def test_a_request_that_comes_after_the_first_decode_step_waits_for_five_of_them(make_bench: Callable[..., Any]) -> None:
+def test_a_request_that_comes_after_the_first_decode_step_waits_for_five_of_them(
+    make_bench: Callable[..., Any],
+) -> None:
     bench = make_bench(prefill_attempt_interval=5, prefill_any_attempt_interval=7)
     bench.add("a", 5, max_tokens=100)
     assert kinds(bench, 2) == ["prefill", "decode"]
@@ -204,26 +206,28 @@ def rank_scheduler(votes: ThreadVotes, head: str, *, is_running: bool, decode_st
     return scheduler
 
 
+def four_steps(scheduler: Scheduler) -> list[tuple[str, str, int]]:
+    seen = []
+    for _ in range(4):
+        step = scheduler.schedule()
+        scheduler.commit(step, [7] * step.num_requests)
+        seen.append((step.group_kind, step.kind, scheduler.clock.decode_step))
+    return seen
+
+
 @pytest.mark.parametrize("decode_step", [0, 1, 2, 3, 6])
-def test_all_ranks_run_the_same_kind_and_someone_advances_whatever_the_heads_are(decode_step: int) -> None:
-    for heads in product(HEADS, repeat=3):
+@pytest.mark.parametrize("heads", list(product(HEADS, repeat=3)), ids=" / ".join)
+def test_all_ranks_run_the_same_kind_and_someone_advances(heads: tuple[str, str, str], decode_step: int) -> None:
+    def act(rank: int, votes: ThreadVotes) -> list[tuple[str, str, int]]:
+        # Rank 2 has nothing to decode; ranks 0 and 1 have a runner each.
+        return four_steps(rank_scheduler(votes, heads[rank], is_running=rank < 2, decode_step=decode_step))
 
-        def act(rank: int, votes: ThreadVotes, heads: tuple[str, ...] = heads) -> list[tuple[str, str, int]]:
-            # Rank 2 has nothing to decode; ranks 0 and 1 have a runner each.
-            scheduler = rank_scheduler(votes, heads[rank], is_running=rank < 2, decode_step=decode_step)
-            seen = []
-            for _ in range(4):
-                step = scheduler.schedule()
-                scheduler.commit(step, [7] * step.num_requests)
-                seen.append((step.group_kind, step.kind, scheduler.clock.decode_step))
-            return seen
-
-        ranks, votes = run_ranks(act, 3)
-        assert votes[0].asked == votes[1].asked == votes[2].asked
-        for steps in zip(*ranks, strict=True):
-            assert len({group_kind for group_kind, _, _ in steps}) == 1
-            assert len({decode_step for _, _, decode_step in steps}) == 1
-            assert any(kind != "empty" for _, kind, _ in steps)
+    ranks, votes = run_ranks(act, 3)
+    assert votes[0].asked == votes[1].asked == votes[2].asked
+    for steps in zip(*ranks, strict=True):
+        assert len({group_kind for group_kind, _, _ in steps}) == 1
+        assert len({step for _, _, step in steps}) == 1
+        assert any(kind != "empty" for _, kind, _ in steps)
 
 
 def test_a_rank_that_scheduled_nothing_runs_an_empty_prompt_step_and_restarts_its_count() -> None:

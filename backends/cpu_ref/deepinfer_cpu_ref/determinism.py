@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -105,7 +106,9 @@ def _computations(shapes: Sequence[LinearShape], product: Product) -> Iterator[t
     def normal(*size: int) -> Tensor:
         return torch.randn(size, generator=generator)
 
-    for shape in sorted(set(shapes), key=lambda shape: (shape.in_features, shape.out_features, str(shape.dtype))):
+    # A bfloat16 product runs in float32 when its stored weight has more bits.
+    tried = {*shapes, *(replace(shape, dtype=_wide(shape.dtype)) for shape in shapes)}
+    for shape in sorted(tried, key=lambda shape: (shape.in_features, shape.out_features, str(shape.dtype))):
         widest = max(WIDTH_MULTIPLE, PROBE_BYTES // (4 * shape.in_features))
         out_features = min(shape.out_features, widest)
         weight_NK = pad_width(normal(out_features, shape.in_features).to(shape.dtype))
@@ -114,8 +117,7 @@ def _computations(shapes: Sequence[LinearShape], product: Product) -> Iterator[t
             partial(_apply, product, weight_NK, out_features),
             normal(MOST_ROWS, shape.in_features).to(shape.dtype),
         )
-    wides = sorted({torch.float64 if shape.dtype == torch.float64 else torch.float32 for shape in shapes}, key=str)
-    for wide in wides:
+    for wide in sorted({_wide(shape.dtype) for shape in shapes}, key=str):
         yield from _attention(wide, normal)
         for width in INDEX_WIDTHS:
             keys_nI = normal(INDEX_KEY_PIECE, width).to(wide)
@@ -126,6 +128,10 @@ def _computations(shapes: Sequence[LinearShape], product: Product) -> Iterator[t
             )
         yield f"elementwise functions {wide}", _elementwise, normal(MOST_ROWS, 5).to(wide)
         yield f"sums {wide}", lambda x: torch.cat((row_sum(x), mean_square(x)), dim=1), normal(MOST_ROWS, 5120).to(wide)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _apply(product: Product, weight_NK: Tensor, out_features: int, x_TK: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ from deepinfer.accelerator.ops.sampling import (
     TokenWeights,
 )
 from deepinfer.numerics import uniform_53
+from deepinfer_cpu_ref.quick_sampling import QuickSampling
 
 _ID_BITS = 31
 _LARGEST_ID = 2**_ID_BITS - 1
@@ -38,7 +39,7 @@ _PIECE_ELEMENTS = 2**18
 _WORD_BITS = 32
 
 
-class CpuRefSampling(SamplingOps):
+class ReadableSampling(SamplingOps):
     """Device-agnostic torch, class R2."""
 
     def adjust(self, logits_BV: torch.Tensor, adjustments: LogitAdjustments) -> None:
@@ -150,6 +151,27 @@ class CpuRefSampling(SamplingOps):
             temperature_T = torch.ones(x_TV.shape[:1], dtype=torch.float64, device=x_TV.device)
             found.append(_log_probabilities(x_TV, temperature_T, candidates, token_ids_T[start:stop], top_count))
         return _join(found, token_ids_T, top_count)
+
+
+class CpuRefSampling(ReadableSampling):
+    """The readable ops, by quicker ways with the same bits where `QuickSampling` has one."""
+
+    def __init__(self) -> None:
+        self._quick = QuickSampling(ReadableSampling())
+
+    def sample(self, logits_BV: torch.Tensor, rows: SamplingRows) -> SampledTokens:
+        """See the contract."""
+        if self._quick.can_serve(logits_BV):
+            return self._quick.sample(logits_BV, rows)
+        return super().sample(logits_BV, rows)
+
+    def log_probabilities(
+        self, logits_BV: torch.Tensor, rows: SamplingRows, token_ids_B: torch.Tensor, top_count: int
+    ) -> TokenLogProbabilities:
+        """See the contract."""
+        if self._quick.can_serve(logits_BV):
+            return self._quick.log_probabilities(logits_BV, rows, token_ids_B, top_count)
+        return super().log_probabilities(logits_BV, rows, token_ids_B, top_count)
 
 
 def unpack_bitmask(bitmask_BW: torch.Tensor, vocabulary: int) -> torch.Tensor:

@@ -91,7 +91,7 @@ def _allowed(draws: Draws, rows: int) -> AllowedEntries:
 
 def _bitmask(draws: Draws, rows: int) -> torch.Tensor:
     words = -(-WIDTH // 32)
-    mask = (draws.words("bitmask", rows * words)[: rows * words] - 2**31).to(torch.int32).view(rows, words)
+    mask = (draws.words("bitmask", rows * words) - 2**31).to(torch.int32).view(rows, words)
     if rows > 1:
         mask[0], mask[1] = -1, 0
     return mask

@@ -78,15 +78,15 @@ def unwritten(bench: Bench, case: Case) -> Sequence[Finding]:
     """Results must not contain memory that nobody wrote: the same call, with fresh memory full of NaN."""
     call = bench.prepared(case.inputs(), case.options)
     plain = bench.run(call, case.options)
-    before = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
+    before = torch.get_deterministic_debug_mode()
     filled = torch.utils.deterministic.fill_uninitialized_memory
     try:
         # With deterministic algorithms on, torch fills what it allocates with NaN, or the largest integer.
         torch.utils.deterministic.fill_uninitialized_memory = True
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_deterministic_debug_mode("warn")
         poisoned = bench.run(call, case.options)
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.set_deterministic_debug_mode(before)
         torch.utils.deterministic.fill_uninitialized_memory = filled
     return [_unwritten_finding(part, poisoned[part], plain[part]) for part in plain]
 

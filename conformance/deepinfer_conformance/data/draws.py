@@ -11,10 +11,10 @@ import hashlib
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
-from deepinfer.numerics import philox4x32_10
-
+_WORD = 0xFFFFFFFF
 _HALF = 0xFFFF
 # The sum of four 16-bit integers has this mean and variance.
 _MEAN = 4 * 65535 / 2
@@ -34,18 +34,17 @@ class Draws:
         return part
 
     def words(self, name: str, count: int) -> torch.Tensor:
-        """Return int64 [ceil(count / 4) * 4] words in 0 .. 2**32 - 1."""
+        """Return int64 [count] words in 0 .. 2**32 - 1."""
         digest = hashlib.sha256(f"{self._prefix}{name}".encode()).digest()
-        key = torch.tensor([int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")])
-        blocks = -(-count // 4)
-        counter = torch.zeros((blocks, 4), dtype=torch.int64)
-        counter[:, 0] = torch.arange(blocks)
-        return philox4x32_10(key, counter).flatten()
+        # Only the raw stream is used: numpy promises it forever, other than what its distributions make of it.
+        raw = np.random.Philox(key=int.from_bytes(digest[:16], "little")).random_raw(-(-count // 2))
+        pairs = np.stack([raw & np.uint64(_WORD), raw >> np.uint64(32)], 1).astype(np.int64)
+        return torch.from_numpy(pairs.ravel()[:count].copy())
 
     def normal(self, name: str, *shape: int, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return values of nearly normal distribution (a sum of four uniform ones), deviation ``scale``."""
         count = math.prod(shape)
-        words = self.words(name, 2 * count)[: 2 * count].view(count, 2)
+        words = self.words(name, 2 * count).view(count, 2)
         total = ((words & _HALF) + (words >> 16)).sum(1)
         values = (total.to(torch.float64) - _MEAN) * (scale / _DEVIATION)
         return values.view(shape).to(torch.float32).to(dtype)
@@ -53,12 +52,12 @@ class Draws:
     def uniform(self, name: str, *shape: int) -> torch.Tensor:
         """Return float64 in [0, 1), multiples of 2**-32."""
         count = math.prod(shape)
-        return (self.words(name, count)[:count].to(torch.float64) * 2.0**-32).view(shape)
+        return (self.words(name, count).to(torch.float64) * 2.0**-32).view(shape)
 
     def integers(self, name: str, low: int, high: int, *shape: int) -> torch.Tensor:
         """Return int64 in [low, high), for ranges below 2**31."""
         count = math.prod(shape)
-        return (low + self.words(name, count)[:count] * (high - low) // 2**32).view(shape)
+        return (low + self.words(name, count) * (high - low) // 2**32).view(shape)
 
     def bytes(self, name: str, *shape: int) -> torch.Tensor:
         """Return uint8 of any value."""
@@ -69,7 +68,7 @@ class Draws:
 
     def permutation(self, name: str, count: int) -> torch.Tensor:
         """Return a permutation of 0 .. count - 1."""
-        return self.words(name, count)[:count].argsort(stable=True)
+        return self.words(name, count).argsort(stable=True)
 
     def choice(self, name: str, options: Sequence[int]) -> int:
         """Return one of the options."""

@@ -17,11 +17,20 @@ def span(tensor: torch.Tensor) -> int:
 
 def copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a copy on ``device`` with the same strides and offset, the bytes between elements included."""
-    if tensor.is_contiguous() and tensor.storage_offset() == 0:
+    if tensor.numel() == 0 or (tensor.is_contiguous() and tensor.storage_offset() == 0):
         return tensor.detach().to(device, copy=True)
     length = tensor.storage_offset() + span(tensor)
     base = torch.as_strided(tensor, (length,), (1,), 0).to(device, copy=True)
     return torch.as_strided(base, tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the values in another dtype; a dimension of stride 0 stays one in memory."""
+    sizes = tensor.shape
+    for dimension, stride in enumerate(tensor.stride()):
+        if stride == 0 and sizes[dimension] > 1:
+            tensor = tensor.narrow(dimension, 0, 1)
+    return tensor.to(dtype).expand(sizes)
 
 
 def pitched(tensor: torch.Tensor, filler: float | int) -> torch.Tensor:

@@ -61,6 +61,7 @@ def attempt(case: Case, bench: Bench, waivers: Sequence[Waiver] = ()) -> CaseRes
         input_sha256=digest,
         seconds=round(time.perf_counter() - started, 4),
         detail=detail[:_LONGEST_DETAIL],
+        data={name: list(values) for finding in findings for name, values in finding.data.items()},
     )
 
 

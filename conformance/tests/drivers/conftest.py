@@ -90,6 +90,12 @@ class Hand:
             moves.copy(self.pools.block_bytes_Nb, source, target)
         return child
 
+    def release(self, request: Request, others: Sequence[Request]) -> None:
+        """Give back what no other request holds, for the next one to find with its old contents."""
+        held = {block for other in others for block in other.table}
+        self._free_blocks += [block for block in request.table if block not in held]
+        self._free_slots.append(request.slot)
+
     def step(self, kind: str, chunks: Sequence[Chunk]) -> list[int]:
         """Run one step and return the token after each request's last row; caches advance, tokens do not."""
         for chunk in chunks:

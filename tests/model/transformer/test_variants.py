@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from deepinfer_cpu_ref import Driver
 
 from deepinfer.accelerator.interface import OpOptions
 from deepinfer.accelerator.plan import make_plan
@@ -18,6 +17,7 @@ from deepinfer.model.checkpoint import Checkpoint, make_checkpoint
 from deepinfer.model.rotary import rotary_tables
 from deepinfer.model.transformer import Transformer
 from deepinfer.model.weights import load_model
+from deepinfer_cpu_ref import Driver
 
 NO_ENGRAM: dict[str, Any] = {"engram_layer_ids": (), "engram_num_embeddings": ()}
 NO_DRAFT: dict[str, Any] = {"num_nextn_predict_layers": 0, "dspark_target_layer_ids": ()}
@@ -42,8 +42,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("form", ["float32", "released"])
+@pytest.mark.parametrize(("name", "form"), [*zip(VARIANTS, ("released", "float32") * 3, strict=False)])
 def test_chunks_and_decode_agree_bit_for_bit(
     bench_of: Callable[..., Any], tiny8: ModelConfig, tmp_path: Path, name: str, form: str
 ) -> None:
@@ -60,10 +59,10 @@ def test_chunks_and_decode_agree_bit_for_bit(
         model=Transformer(config, weights, ops, rotary_tables(config, 64)),
         pools=CachePools.allocate(layout, driver, num_blocks=40, num_slots=8),
     )
-    ids = [(37 * place + 11) % 500 for place in range(22)]
-    decoded = bench.decode(bench.admit(ids), 22)
+    ids = [(37 * place + 11) % 500 for place in range(13)]
+    decoded = bench.decode(bench.admit(ids), 13)
     assert torch.isfinite(decoded).all()
     assert decoded.std() > 0.1
-    chunks = [(22,), (9, 13), (1, 4, 2, 15)]
+    chunks = [(13,), (6, 7), (1, 4, 2, 6)]
     for logits in bench.prefill_together([bench.admit(ids) for _ in chunks], chunks):
         assert torch.equal(logits, decoded)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -15,6 +15,8 @@ from deepinfer.accelerator.ops.plumbing import PlumbingOps
 from deepinfer.accelerator.ops.sampling import SamplingOps
 from deepinfer_conformance.drivers.host import DEFAULT_MEMORY_BYTES, HostDriver, claims_of
 from deepinfer_conformance.drivers.oracle.hashing import TokenRule
+from deepinfer_conformance.drivers.oracle.history import OracleHistory
+from deepinfer_conformance.drivers.oracle.model import OracleModel
 from deepinfer_conformance.drivers.oracle.paged import OracleAttention, OracleCodec, OracleCompression
 from deepinfer_conformance.drivers.oracle.rows import (
     OracleExperts,
@@ -66,6 +68,10 @@ class OracleDriver(HostDriver):
         """
         super().__init__(memory_bytes=memory_bytes)
         self.rule = TokenRule(end_token_id=end_token_id, end_one_in=end_one_in)
+
+    def history(self, config: OracleModel, *, token_map: Sequence[int] | None = None) -> OracleHistory:
+        """Return an empty history that foretells this driver's tokens for a request of the model."""
+        return OracleHistory(config, config.vocab_size, rule=self.rule, token_map=token_map)
 
     def capabilities(self) -> Capabilities:
         """Claim the model's ops; sampling, plumbing and moves run on the reference."""

@@ -10,6 +10,10 @@ class OracleModel(Protocol):
     """What the oracle needs to know of a model; ``deepinfer.model.config.ModelConfig`` has it."""
 
     @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+
+    @property
     def num_hidden_layers(self) -> int:
         """Text layers."""
 

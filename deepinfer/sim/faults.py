@@ -1,0 +1,49 @@
+"""A worker whose device fails when it is told to: before, during or after the work of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from deepinfer.engine.worker import RowExtras, Worker
+from deepinfer.errors import DeepInferError
+from deepinfer.sampling.rows import RowRequest
+from deepinfer.sampling.sampler import SampledRow
+from deepinfer.scheduling.step import ScheduledStep
+
+
+class SimulatedFaultError(DeepInferError):
+    """The fault that the simulation injected; nothing else raises it."""
+
+
+class FaultPlace(StrEnum):
+    """Where in a step the device fails."""
+
+    COPY = "copy"
+    BEFORE = "before"
+    AFTER = "after"
+
+
+class FailingWorker(Worker):
+    """Raises once at the next step when ``armed`` is set; what the step had written by then stays written."""
+
+    armed: FaultPlace | None = None
+
+    def copy(self, step: ScheduledStep) -> None:
+        """Execute copies, or fail before them."""
+        self._fail_at(FaultPlace.COPY)
+        super().copy(step)
+
+    def run(
+        self, step: ScheduledStep, requests: Sequence[RowRequest], extras: Sequence[RowExtras]
+    ) -> list[SampledRow]:
+        """Run a step, or fail before it, or after everything was written and before anything was read."""
+        self._fail_at(FaultPlace.BEFORE)
+        sampled = super().run(step, requests, extras)
+        self._fail_at(FaultPlace.AFTER)
+        return sampled
+
+    def _fail_at(self, place: FaultPlace) -> None:
+        if self.armed is place:
+            self.armed = None
+            raise SimulatedFaultError(f"the simulated device failed ({place.value})")

@@ -1,0 +1,217 @@
+"""One simulated life: arrivals, aborts, forks, faults and slow steps, every token and every block checked."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deepinfer.engine.build import build_engine_on
+from deepinfer.engine.engine import Engine
+from deepinfer.engine.outputs import RequestOutput
+from deepinfer.errors import InvariantError
+from deepinfer.model.config import ModelConfig
+from deepinfer.sampling.params import SamplingParams
+from deepinfer.settings import Settings
+from deepinfer.sim.clock import SLOW_STEP_S, STEP_S, VirtualClock
+from deepinfer.sim.faults import FailingWorker, FaultPlace, SimulatedFaultError
+from deepinfer.sim.model import simulated_config
+from deepinfer.sim.scenario import Scenario
+from deepinfer.sim.shadow import build_shadow_engine
+from deepinfer.sim.truth import Foretelling, make_oracle
+from deepinfer.sim.witness import Witness
+
+_MOST_LIVING = 24
+
+
+@dataclass(slots=True)
+class LifeReport:
+    """What happened in one life; ``problems`` is empty if nothing went wrong.
+
+    Attributes:
+        seed: the seed that replays it.
+        steps: steps run, the final drain included.
+        requests: requests added or forked.
+        tokens: tokens emitted, each compared with the oracle's.
+        aborts: requests aborted from outside.
+        forks: requests forked.
+        faults: steps in which the device failed.
+        preemptions: requests that lost their memory.
+        endings: how many requests ended for which reason.
+        virtual_s: virtual seconds that passed.
+        problems: what went wrong, in words, with the step.
+    """
+
+    seed: int
+    steps: int = 0
+    requests: int = 0
+    tokens: int = 0
+    aborts: int = 0
+    forks: int = 0
+    faults: int = 0
+    preemptions: int = 0
+    endings: dict[str, int] = field(default_factory=dict)
+    virtual_s: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+
+def live(seed: int, steps: int, model: Path | None = None) -> LifeReport:
+    """Live one life and report it; the same arguments give the same life.
+
+    Args:
+        seed: what to replay.
+        steps: engine steps with traffic; a drain follows.
+        model: directory made by :func:`deepinfer.sim.model.make_simulated_model`: the engine computes that model on the
+            oracle driver. None: its worker is a :class:`~deepinfer.sim.shadow.ShadowWorker`, much quicker.
+    """
+    scenario = Scenario.from_seed(seed)
+    foretelling: Foretelling
+    if model is None:
+        engine, foretelling = build_shadow_engine(simulated_config(), scenario)
+    else:
+        driver, foretelling = make_oracle(scenario.end_one_in)
+        engine = build_engine_on(driver, model, scenario.options, Settings(), worker_type=FailingWorker)
+    life = _Life(scenario, engine, foretelling, engine.config)
+    for _ in range(steps):
+        life.traffic()
+        life.step()
+        if life.report.problems:
+            break
+    life.drain()
+    return life.report
+
+
+class _Life:
+    def __init__(
+        self, scenario: Scenario, engine: Engine, foretelling: Foretelling, config: ModelConfig
+    ) -> None:
+        self.report = LifeReport(scenario.seed)
+        self._scenario = scenario
+        self._engine = engine
+        self._config = config
+        self._draw = random.Random(f"life {scenario.seed}")
+        self._clock = VirtualClock()
+        self._witness = Witness(foretelling, config, scenario.options, engine.stats())
+        self._next_arrival_s = 0.0
+        self._idle_steps = 0
+
+    def traffic(self) -> None:
+        """Let whatever is due happen before the next step."""
+        while self._next_arrival_s <= self._clock.now_s:
+            self._next_arrival_s += self._draw.expovariate(self._scenario.arrivals_per_second)
+            if len(self._witness.living) < _MOST_LIVING:
+                self._arrive()
+        if self._draw.random() < self._scenario.abort_chance:
+            self._abort()
+        if self._draw.random() < self._scenario.fork_chance:
+            self._fork()
+        if self._draw.random() < self._scenario.fault_chance:
+            self._worker.armed = self._draw.choice(list(FaultPlace))
+
+    def step(self) -> None:
+        """Run one step, check what it gave, and let time pass."""
+        failed = False
+        outputs: list[RequestOutput] = []
+        try:
+            outputs = self._engine.step()
+        except SimulatedFaultError:
+            failed = True
+            self.report.faults += 1
+            self._witness.step_failed({row.request_id for row in self._engine.last_step.rows})
+        for output in outputs:
+            self._observe(output)
+        self.report.steps += 1
+        self._check(advanced=failed or bool(self._engine.last_step.rows) or bool(outputs))
+        is_slow = self._draw.random() < self._scenario.slow_chance
+        self._clock.advance(SLOW_STEP_S if is_slow else STEP_S)
+        self.report.virtual_s = self._clock.now_s
+
+    def drain(self) -> None:
+        """Run until nothing is left, within a bound, and audit what remains."""
+        self._worker.armed = None
+        bound = 200 + 4 * sum(request.work_tokens for request in self._witness.living.values()) * (
+            len(self._witness.living) + 2
+        )
+        while self._engine.has_unfinished_requests() and bound and not self.report.problems:
+            self.step()
+            bound -= 1
+        if self.report.problems:
+            return
+        stats = self._engine.stats()
+        self.report.preemptions = stats.preemptions
+        if self._engine.has_unfinished_requests():
+            self._problem(f"the drain did not end: {stats.num_unfinished} requests are unfinished")
+        if (stats.free_blocks, stats.free_state_slots) != (stats.usable_blocks, stats.usable_state_slots):
+            self._problem(
+                f"memory leaked: {stats.free_blocks} of {stats.usable_blocks} blocks and "
+                f"{stats.free_state_slots} of {stats.usable_state_slots} state slots are free after the drain"
+            )
+        for request_id in self._witness.living:
+            self._problem(f"request {request_id} never got a terminal record")
+
+    @property
+    def _worker(self) -> FailingWorker:
+        worker = self._engine.worker
+        if not isinstance(worker, FailingWorker):
+            raise InvariantError(f"the simulation runs on a FailingWorker, not on a {type(worker).__name__}")
+        return worker
+
+    def _arrive(self) -> None:
+        draw, scenario = self._draw, self._scenario
+        length = draw.randint(1, scenario.longest_prompt_tokens)
+        prompt = [draw.randrange(self._config.vocab_size) for _ in range(length)]
+        params = SamplingParams(
+            n=draw.choice((1, 1, 1, 1, 2)),
+            temperature=draw.choice((0.0, 1.0)),
+            max_tokens=draw.randint(1, scenario.longest_answer_tokens),
+            ignore_eos=draw.random() < 0.3,
+        )
+        request_id = f"r{self.report.requests}"
+        self.report.requests += 1
+        self._witness.add(request_id, prompt, params)
+        self._engine.add_request(request_id, prompt, params)
+
+    def _abort(self) -> None:
+        # Now and then an id that has ended, or that nobody ever knew.
+        candidates = [*self._witness.living, f"r{self._draw.randint(0, 10 + self.report.requests)}"]
+        request_id = self._draw.choice(candidates)
+        if self._engine.abort_request(request_id):
+            self.report.aborts += 1
+            self._witness.aborted(request_id)
+
+    def _fork(self) -> None:
+        parents = [name for name, request in self._witness.living.items() if request.can_be_forked]
+        if not parents or len(self._witness.living) >= _MOST_LIVING:
+            return
+        parent_id = self._draw.choice(parents)
+        params = SamplingParams(temperature=0.0, max_tokens=self._draw.randint(1, self._scenario.longest_answer_tokens))
+        if not self._witness.may_fork(parent_id):
+            return
+        child_id = f"r{self.report.requests}"
+        self.report.requests += 1
+        self.report.forks += 1
+        self._witness.fork(parent_id, child_id, params)
+        self._engine.fork_request(parent_id, child_id, params)
+
+    def _observe(self, output: RequestOutput) -> None:
+        tokens, problems = self._witness.observe(output)
+        self.report.tokens += tokens
+        for problem in problems:
+            self._problem(problem)
+        if output.finished:
+            for answer in output.outputs:
+                reason = str(answer.finish_reason)
+                self.report.endings[reason] = self.report.endings.get(reason, 0) + 1
+
+    def _check(self, *, advanced: bool) -> None:
+        try:
+            self._engine.check_invariants()
+        except InvariantError as error:
+            self._problem(f"invariant: {error}")
+        # The scheduler promises that no call finds unfinished requests and neither runs a row nor ends one.
+        self._idle_steps = 0 if advanced or not self._engine.has_unfinished_requests() else self._idle_steps + 1
+        if self._idle_steps > 1:
+            self._problem("the engine is wedged: requests are unfinished, and two steps in a row did nothing")
+
+    def _problem(self, text: str) -> None:
+        self.report.problems.append(f"step {self.report.steps}: {text}")

@@ -1,0 +1,173 @@
+"""A worker without a model: it writes token ids through the scheduled addresses and reads them back.
+
+The next token is a hash of the request's history as memory gives it, so a wrong block, slot, position, copy or a stale
+place shows as a wrong token, at a hundredth of the cost of the oracle driver. What only a model has (pending pairs,
+index keys, picks) is not shadowed; the oracle driver has it.
+
+Legend: R requests of a step, P positions of a request, N blocks, Z state slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.accelerator import registry
+from deepinfer.accelerator.ops.sampling import RowStatus
+from deepinfer.cache.layout import CacheLayout
+from deepinfer.engine.build import plan_ops, scheduler_config
+from deepinfer.engine.engine import Engine
+from deepinfer.engine.memory import PoolPlan, plan_pools
+from deepinfer.engine.worker import RowExtras
+from deepinfer.errors import InvariantError
+from deepinfer.model.config import ModelConfig
+from deepinfer.model.roles import derive_roles
+from deepinfer.sampling.rows import RowRequest
+from deepinfer.sampling.sampler import SampledRow
+from deepinfer.scheduling.step import ScheduledStep
+from deepinfer.settings import Settings
+from deepinfer.sim.faults import FailingWorker, FaultPlace
+from deepinfer.sim.scenario import Scenario
+
+_POSITION_STRIDE = np.uint64(0x9E3779B97F4A7C15)
+_FIRST_MULTIPLIER = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND_MULTIPLIER = np.uint64(0x94D049BB133111EB)
+_WINDOW_SALT = np.uint64(0x632BE59BD9B4E019)
+_GARBAGE = 7
+
+
+class ShadowWorker(FailingWorker):
+    """Keeps the ids of every position where the scheduler says that its cache lies."""
+
+    def __init__(self, config: ModelConfig, layout: CacheLayout, pools: PoolPlan, rule: ShadowRule) -> None:
+        self._config = config
+        self._rule = rule
+        self._block_size = layout.block_size
+        self._ring = layout.ring
+        # Unowned memory holds anything but zeros, which would look innocent.
+        self._blocks_NP = np.full((pools.num_blocks, layout.block_size), _GARBAGE, np.int64)
+        self._rings_ZP = np.full((pools.num_state_slots, layout.ring), _GARBAGE, np.int64)
+
+    def copy(self, step: ScheduledStep) -> None:
+        """Copy blocks and slots as a device would."""
+        self._fail_at(FaultPlace.COPY)
+        for source, destination in step.block_copies:
+            self._blocks_NP[destination] = self._blocks_NP[source]
+        for source, destination in step.slot_copies:
+            self._rings_ZP[destination] = self._rings_ZP[source]
+
+    def run(
+        self, step: ScheduledStep, requests: Sequence[RowRequest], extras: Sequence[RowExtras]
+    ) -> list[SampledRow]:
+        """Write the step's ids, read each history back, and return the tokens that follow from it."""
+        self._fail_at(FaultPlace.BEFORE)
+        ends = np.cumsum(step.q_R)
+        for number, end in enumerate(ends.tolist()):
+            self._write(step, number, step.input_ids_T[end - int(step.q_R[number]) : end])
+        sampled = [
+            SampledRow(self._read(step, number), RowStatus.OK, None) for number in range(step.num_requests)
+        ]
+        self._fail_at(FaultPlace.AFTER)
+        return sampled
+
+    def _write(self, step: ScheduledStep, number: int, ids: NDArray[np.int64]) -> None:
+        cached, k = int(step.cached_R[number]), int(step.k_R[number])
+        positions = np.arange(cached, k)
+        blocks = step.block_table_RB[number][positions // self._block_size]
+        if not blocks.all():
+            raise InvariantError(f"request {step.sequences[number].request_id} writes positions without a block")
+        before = self._history(step, number)[:cached]
+        wanted = before[::-1][: step.history_RG.shape[1]]
+        if not np.array_equal(step.history_RG[number][: len(wanted)], wanted):
+            raise InvariantError(f"request {step.sequences[number].request_id} was given the wrong look-back")
+        self._blocks_NP[blocks, positions % self._block_size] = ids
+        kept = positions[-self._ring :]
+        self._rings_ZP[step.state_slot_R[number], kept % self._ring] = ids[-self._ring :]
+
+    def _history(self, step: ScheduledStep, number: int) -> NDArray[np.int64]:
+        k = int(step.k_R[number])
+        blocks = step.block_table_RB[number][: -(-k // self._block_size)]
+        return self._blocks_NP[blocks].reshape(-1)[:k]
+
+    def _read(self, step: ScheduledStep, number: int) -> int:
+        ids = self._history(step, number)
+        window = np.arange(max(0, len(ids) - self._config.sliding_window), len(ids))
+        in_ring = self._rings_ZP[step.state_slot_R[number], window % self._ring]
+        return self._rule.token(ids, in_ring)
+
+
+class ShadowRule:
+    """Which token follows a history, and the histories themselves (`deepinfer.sim.truth.Foretelling`)."""
+
+    def __init__(self, vocab_size: int, window: int, end_token_id: int, end_one_in: int) -> None:
+        self.window = window
+        self._vocab_size = vocab_size
+        self._end_token_id = end_token_id
+        self._end_one_in = end_one_in
+
+    def token(self, ids: NDArray[np.int64], in_window: NDArray[np.int64]) -> int:
+        """Return the token after ``ids``, whose last ones were read as ``in_window`` from the ring."""
+        start = len(ids) - len(in_window)
+        digest = int(_mixed(ids, 0).sum(dtype=np.uint64)) ^ int((_mixed(in_window, start) ^ _WINDOW_SALT).sum(dtype=np.uint64))
+        value = (digest * 0x9E3779B97F4A7C15 & (2**64 - 1)) >> 20
+        if self._end_one_in and value % self._end_one_in == 0:
+            return self._end_token_id
+        token = value // max(self._end_one_in, 1) % (self._vocab_size - 1)
+        return token if token < self._end_token_id else token + 1
+
+    def history(self, config: ModelConfig) -> ShadowHistory:
+        """Return an empty history."""
+        return ShadowHistory(self, [])
+
+
+class ShadowHistory:
+    """A request's ids in a plain list."""
+
+    def __init__(self, rule: ShadowRule, ids: list[int]) -> None:
+        self._rule = rule
+        self._ids = ids
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Append tokens."""
+        self._ids.extend(ids)
+
+    def next_token(self) -> int:
+        """Return the token that follows."""
+        ids = np.array(self._ids, np.int64)
+        return self._rule.token(ids, ids[-self._rule.window :])
+
+    def copy(self) -> Self:
+        """Return an independent history that continues from here."""
+        return type(self)(self._rule, list(self._ids))
+
+
+def build_shadow_engine(config: ModelConfig, scenario: Scenario) -> tuple[Engine, ShadowRule]:
+    """Return an engine whose worker is a shadow, and the rule that foretells its tokens."""
+    options = scenario.options
+    driver = registry.load("null")()
+    layout = CacheLayout.from_config(
+        config,
+        derive_roles(config),
+        block_size=options.block_size,
+        backtrack=options.backtrack,
+        kv_cache_dtype=options.kv_cache_dtype,
+    )
+    pools = plan_pools(options, layout, driver.memory(), config.max_position_embeddings)
+    rule = ShadowRule(config.vocab_size, config.sliding_window, config.eos_token_id, scenario.end_one_in)
+    worker = ShadowWorker(config, layout, pools, rule)
+    plan = plan_ops(driver, options, Settings())
+    engine = Engine(config, options, pools, scheduler_config(config, options, pools), worker, plan, None)
+    return engine, rule
+
+
+def _mixed(ids: NDArray[np.int64], start: int) -> NDArray[np.uint64]:
+    places = np.arange(start, start + len(ids), dtype=np.uint64) * _POSITION_STRIDE
+    value = ids.astype(np.uint64) + places + np.uint64(1)
+    value ^= value >> np.uint64(30)
+    value *= _FIRST_MULTIPLIER
+    value ^= value >> np.uint64(27)
+    value *= _SECOND_MULTIPLIER
+    return value ^ (value >> np.uint64(31))
