@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from deepinfer_cpu_ref import Driver as ReferenceDriver
 
 from deepinfer import SamplingParams
 from deepinfer.accelerator import AcceleratorDriver, OpOptions
@@ -23,6 +22,7 @@ from deepinfer.model.engram_hash import engram_primes
 from deepinfer.model.presets import preset
 from deepinfer.settings import Settings
 from deepinfer_conformance.drivers import NullDriver, OracleDriver, oracle_tokens
+from deepinfer_cpu_ref import Driver as ReferenceDriver
 
 BLOCK_SIZE = 4
 VOCAB_SIZE = 101
@@ -221,7 +221,9 @@ def expected(tiny_config: ModelConfig) -> Callable[[Sequence[int], int], list[in
 
 @pytest.fixture(scope="session")
 def prompt_of() -> Callable[..., list[int]]:
-    """Make a prompt of some length; different seeds give prompts that share nothing."""
-    return lambda length, seed=0: [
-        2 + (seed * 31 + 7 * place * place + 3 * place) % (VOCAB_SIZE - 4) for place in range(length)
-    ]
+    """Make a prompt of some length; another seed gives another prompt."""
+
+    def make(length: int, seed: int = 0) -> list[int]:
+        return [2 + (31 * seed + 7 * place * place + 3 * place) % (VOCAB_SIZE - 4) for place in range(length)]
+
+    return make

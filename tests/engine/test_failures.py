@@ -19,7 +19,6 @@ from deepinfer_conformance.drivers import (
     OracleDriver,
 )
 
-
 DENSE_PRODUCTS_OF_A_STEP = 29
 
 

@@ -109,7 +109,7 @@ def test_the_end_token_ends_without_a_stop_reason_and_has_no_text(say) -> None:
         pytest.param("xxEN", {}, "xxEN", id="at the cap"),
         pytest.param("xxEN", {"stop_token_ids": "N"}, "xxE", id="at a stop id"),
         pytest.param((*"xxEN", END), {"ignore_eos": False}, "xxEN", id="at the end token"),
-        pytest.param(tuple("xx".encode() + b"\xe2\x82"), {}, "xx\ufffd", id="within a character"),
+        pytest.param(tuple(b"xx" + b"\xe2\x82"), {}, "xx\ufffd", id="within a character"),
         pytest.param(tuple(b"\xe2\x82\xacEN"), {}, "€EN", id="after a character in pieces"),
         pytest.param(tuple(b"\xe2EN"), {}, "\ufffdEN", id="after bytes that are no character"),
     ],

@@ -1,0 +1,1 @@
+"""The engine: options, admission, the step loop, the worker, answers and outputs."""
