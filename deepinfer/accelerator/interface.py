@@ -130,6 +130,7 @@ class AcceleratorDriver(ABC):
 
     def synchronize(self) -> None:
         """Wait until everything that was enqueued on the device has finished. The default device is synchronous."""
+        return
 
     def new_stream(self) -> Stream:
         """Return a new queue of work. The default runs everything at once, in the caller's thread."""
@@ -137,7 +138,9 @@ class AcceleratorDriver(ABC):
 
     def new_graph(self) -> Graph:
         """Return an empty recorded graph; refused unless ``capabilities().graphs`` is claimed."""
-        raise OpRefusedError(f"driver {self.name!r} does not support recorded graphs (capability 'graphs' is not claimed)")
+        raise OpRefusedError(
+            f"driver {self.name!r} does not support recorded graphs (capability 'graphs' is not claimed)"
+        )
 
     def collectives(self, world_size: int) -> Collectives:
         """Return the device group of ``world_size`` ranks; more than one needs a collective backend."""
@@ -155,7 +158,7 @@ class AcceleratorDriver(ABC):
         """
         if level > Repeatability.NONE:
             raise DeterminismError(
-                f"driver {self.name!r} proves no repeatability level; asked for R{int(level)}. "
+                f"driver {self.name!r} proves no repeatability level; asked for R{int(level)} of {len(shapes)} shapes. "
                 f"Unset DEEPINFER_BATCH_INVARIANT or choose a driver that claims it."
             )
 

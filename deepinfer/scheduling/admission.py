@@ -114,7 +114,7 @@ class Admission:
             self._roster.enqueue(sequence, front=True)
 
     def _reserve(self, head: Sequence, *, is_alone: bool) -> bool:
-        if not self._memory.can_reserve(head, self._preemption.spare_blocks_for(head)) and not (
+        if not self._memory.can_reserve(head) and not (
             is_alone and self._nothing_else_advances() and self._preemption.reclaim_for(head)
         ):
             return False

@@ -48,11 +48,11 @@ class Memory:
         """Return the blocks that hold every position of ``sequence``."""
         return blocks_for(sequence.length, self._config.block_size)
 
-    def can_reserve(self, sequence: Sequence, spare_blocks: int = 0) -> bool:
-        """Say whether ``reserve`` would succeed and leave ``spare_blocks`` free."""
+    def can_reserve(self, sequence: Sequence) -> bool:
+        """Say whether ``reserve`` would succeed."""
         missing = self.blocks_of_whole(sequence) - sequence.num_blocks
         has_slot = sequence.row != NO_ROW or self.slots.can_allocate()
-        return has_slot and self.blocks.can_allocate(max(missing, 0) + spare_blocks)
+        return has_slot and self.blocks.can_allocate(max(missing, 0))
 
     def reserve(self, sequence: Sequence) -> None:
         """Give ``sequence`` a state slot and all blocks of its length, as far as it does not own them."""

@@ -2,6 +2,9 @@
 
 Victims of a running candidate that needs blocks, in this order: the running request with the most output tokens, the
 latest arrival among equals; half-computed prompts and waiting forks, latest arrival first; the candidate itself.
+
+Victims do not rotate for ever: one comes back only when its whole history fits again, and that as a rule takes a
+request that ends meanwhile. The tests hold the preemptions of each request below the number of requests plus one.
 """
 
 from __future__ import annotations
@@ -13,9 +16,6 @@ from deepinfer.scheduling.memory import Memory
 from deepinfer.scheduling.roster import Roster
 from deepinfer.scheduling.sequence import Sequence
 from deepinfer.scheduling.states import Place, Status
-from deepinfer.scheduling.table import NO_ROW
-
-_MAX_BACKOFF_DOUBLINGS = 20
 
 
 class Preemption:
@@ -72,17 +72,3 @@ class Preemption:
                 break
             self.preempt(victim)
         return self._memory.can_reserve(sequence)
-
-    def spare_blocks_for(self, sequence: Sequence) -> int:
-        """Return the blocks that must stay free when a preempted request comes back beside running ones.
-
-        It would be the first victim again, so it waits until everyone has room to grow, twice as much after each
-        preemption, up to half of what the cache has beside it: so it is preempted a few times, and it never waits for
-        an empty cache.
-        """
-        others = self._roster.num_running + self._roster.num_prompted
-        if sequence.preemptions == 0 or sequence.row != NO_ROW or others == 0:
-            return 0
-        doublings = min(sequence.preemptions - 1, _MAX_BACKOFF_DOUBLINGS)
-        beside = self._config.num_usable_blocks - self._memory.blocks_of_whole(sequence)
-        return min((others + 1) << doublings, beside // 2)

@@ -22,7 +22,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m deepinfer.sim", description=__doc__)
     parser.add_argument("--seed", type=_at_least(0), default=0, help="the first life to live (default 0)")
     parser.add_argument("--seeds", type=_at_least(1), default=1, help="how many lives, from SEED up (default 1)")
-    parser.add_argument("--steps", type=_at_least(1), default=200, help="engine steps with traffic in each (default 200)")
+    parser.add_argument(
+        "--steps", type=_at_least(1), default=200, help="engine steps with traffic in each (default 200)"
+    )
     parser.add_argument(
         "--oracle",
         action="store_true",
@@ -63,7 +65,9 @@ def _tell_problems(report: LifeReport, steps: int, *, oracle: bool) -> None:
     for problem in report.problems:
         sys.stdout.write(f"seed {report.seed}: {problem}\n")
     if report.problems:
-        sys.stdout.write(f"replay: python -m deepinfer.sim --seed {report.seed} --steps {steps}{' --oracle' if oracle else ''}\n")
+        sys.stdout.write(
+            f"replay: python -m deepinfer.sim --seed {report.seed} --steps {steps}{' --oracle' if oracle else ''}\n"
+        )
 
 
 def _tell_summary(reports: list[LifeReport]) -> None:
@@ -73,7 +77,9 @@ def _tell_summary(reports: list[LifeReport]) -> None:
     names = ("steps", "requests", "tokens", "aborts", "forks", "faults", "preemptions")
     counts = ", ".join(f"{sum(getattr(report, name) for report in reports)} {name}" for name in names)
     bad = sum(bool(report.problems) for report in reports)
-    sys.stdout.write(f"{len(reports)} lives: {counts}; {sum(report.virtual_s for report in reports):.0f} virtual seconds\n")
+    sys.stdout.write(
+        f"{len(reports)} lives: {counts}; {sum(report.virtual_s for report in reports):.0f} virtual seconds\n"
+    )
     sys.stdout.write("endings: " + ", ".join(f"{count} {reason}" for reason, count in sorted(endings.items())) + "\n")
     sys.stdout.write("nothing went wrong\n" if not bad else f"{bad} lives went wrong\n")
 

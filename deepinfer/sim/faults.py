@@ -34,9 +34,7 @@ class FailingWorker(Worker):
         self._fail_at(FaultPlace.COPY)
         super().copy(step)
 
-    def run(
-        self, step: ScheduledStep, requests: Sequence[RowRequest], extras: Sequence[RowExtras]
-    ) -> list[SampledRow]:
+    def run(self, step: ScheduledStep, requests: Sequence[RowRequest], extras: Sequence[RowExtras]) -> list[SampledRow]:
         """Run a step, or fail before it, or after everything was written and before anything was read."""
         self._fail_at(FaultPlace.BEFORE)
         sampled = super().run(step, requests, extras)

@@ -82,9 +82,7 @@ def live(seed: int, steps: int, model: Path | None = None) -> LifeReport:
 
 
 class _Life:
-    def __init__(
-        self, scenario: Scenario, engine: Engine, foretelling: Foretelling, config: ModelConfig
-    ) -> None:
+    def __init__(self, scenario: Scenario, engine: Engine, foretelling: Foretelling, config: ModelConfig) -> None:
         self.report = LifeReport(scenario.seed)
         self._scenario = scenario
         self._engine = engine

@@ -60,16 +60,17 @@ class ShadowWorker(FailingWorker):
             self._rings_ZP[destination] = self._rings_ZP[source]
 
     def run(
-        self, step: ScheduledStep, requests: Sequence[RowRequest], extras: Sequence[RowExtras]
+        self,
+        step: ScheduledStep,
+        requests: Sequence[RowRequest],  # noqa: ARG002  # a shadow's tokens need no sampling
+        extras: Sequence[RowExtras],  # noqa: ARG002
     ) -> list[SampledRow]:
         """Write the step's ids, read each history back, and return the tokens that follow from it."""
         self._fail_at(FaultPlace.BEFORE)
         ends = np.cumsum(step.q_R)
         for number, end in enumerate(ends.tolist()):
             self._write(step, number, step.input_ids_T[end - int(step.q_R[number]) : end])
-        sampled = [
-            SampledRow(self._read(step, number), RowStatus.OK, None) for number in range(step.num_requests)
-        ]
+        sampled = [SampledRow(self._read(step, number), RowStatus.OK, None) for number in range(step.num_requests)]
         self._fail_at(FaultPlace.AFTER)
         return sampled
 
@@ -90,7 +91,8 @@ class ShadowWorker(FailingWorker):
     def _history(self, step: ScheduledStep, number: int) -> NDArray[np.int64]:
         k = int(step.k_R[number])
         blocks = step.block_table_RB[number][: -(-k // self._block_size)]
-        return self._blocks_NP[blocks].reshape(-1)[:k]
+        ids: NDArray[np.int64] = self._blocks_NP[blocks].reshape(-1)[:k]
+        return ids
 
     def _read(self, step: ScheduledStep, number: int) -> int:
         ids = self._history(step, number)
@@ -111,14 +113,16 @@ class ShadowRule:
     def token(self, ids: NDArray[np.int64], in_window: NDArray[np.int64]) -> int:
         """Return the token after ``ids``, whose last ones were read as ``in_window`` from the ring."""
         start = len(ids) - len(in_window)
-        digest = int(_mixed(ids, 0).sum(dtype=np.uint64)) ^ int((_mixed(in_window, start) ^ _WINDOW_SALT).sum(dtype=np.uint64))
+        digest = int(_mixed(ids, 0).sum(dtype=np.uint64)) ^ int(
+            (_mixed(in_window, start) ^ _WINDOW_SALT).sum(dtype=np.uint64)
+        )
         value = (digest * 0x9E3779B97F4A7C15 & (2**64 - 1)) >> 20
         if self._end_one_in and value % self._end_one_in == 0:
             return self._end_token_id
         token = value // max(self._end_one_in, 1) % (self._vocab_size - 1)
         return token if token < self._end_token_id else token + 1
 
-    def history(self, config: ModelConfig) -> ShadowHistory:
+    def history(self, config: ModelConfig) -> ShadowHistory:  # noqa: ARG002  # the rule knows all that it needs
         """Return an empty history."""
         return ShadowHistory(self, [])
 

@@ -108,7 +108,7 @@ def test_a_fault_ends_the_requests_of_its_step_and_no_other(drive, expected, pro
 
 
 @pytest.mark.parametrize("place", ["before launch", "after read-back"])
-@pytest.mark.parametrize("number", [1, 2, 3, 5])
+@pytest.mark.parametrize("number", [1, 2, 5])
 def test_an_interrupt_at_every_hook_leaves_the_engine_usable(oracle, expected, prompt_of, place, number) -> None:
     engine = oracle(max_num_batched_tokens=8, max_num_seqs=2)
     worker = engine.engine._worker
@@ -129,7 +129,7 @@ def test_an_interrupt_at_every_hook_leaves_the_engine_usable(oracle, expected, p
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("steps", [0, 1, 4])
+@pytest.mark.parametrize("steps", [1, 4])
 @pytest.mark.parametrize("method", ["schedule", "commit", "take_terminals"])
 def test_a_step_cut_off_between_its_books_ends_every_request_once(
     oracle, expected, prompt_of, method, steps, after
@@ -137,8 +137,7 @@ def test_a_step_cut_off_between_its_books_ends_every_request_once(
     engine = oracle(max_num_batched_tokens=8)
     engine.add("a", prompt_of(11), max_tokens=9)
     engine.add("b", prompt_of(3, 1), max_tokens=9)
-    engine.engine.add_request("refused", [])
-    engine.records["refused"] = []
+    engine.add("refused", [])
     engine.step(steps)
     cut_off(engine.engine._scheduler, method, after=after)
     with pytest.raises(CutOffError):

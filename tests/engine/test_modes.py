@@ -50,7 +50,7 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 @pytest.fixture
 def answer_of(reference, prompt_of) -> Callable[..., Answer]:
-    """What one request gets beside some neighbours, batch-invariant: ids, log-probabilities, prompt log-probabilities."""
+    """What one request gets beside some neighbours: ids, log-probabilities and those of the prompt."""
 
     def run(*, neighbours: int = 0, **options: Any) -> Answer:
         engine = reference(batch_invariant=True, prefill_attempt_interval=1, **options)

@@ -38,7 +38,8 @@ def test_a_record_behaves_like_any_frozen_dataclass() -> None:
     plain = CompletionOutput(0, "ab", (5, 6), ({5: -0.5}, {6: -1.0}), None)
     assert record == plain
     assert repr(record) == repr(plain)
-    for twin in (copy.deepcopy(record), pickle.loads(pickle.dumps(record)), dataclasses.replace(record)):
+    pickled = pickle.loads(pickle.dumps(record))  # noqa: S301 - our own bytes
+    for twin in (copy.deepcopy(record), pickled, dataclasses.replace(record)):
         assert twin == plain
     assert dataclasses.asdict(record)["token_ids"] == (5, 6)
     assert dataclasses.replace(record, finish_reason="stop").token_ids == (5, 6)
@@ -64,8 +65,7 @@ def test_records_of_a_step_come_in_the_order_of_admission(drive, prompt_of) -> N
     for name, length in lengths.items():
         engine.add(name, prompt_of(length), max_tokens=3)
     engine.step()
-    engine.engine.add_request("refused", [])
-    engine.records["refused"] = []
+    engine.add("refused", [])
     outputs = engine.step()
     assert [row.request_id for row in engine.steps[-1].rows] == ["long", "middle", "short"]
     assert [output.request_id for output in outputs] == ["short", "long", "middle", "refused"]
@@ -112,6 +112,20 @@ def test_every_end_gives_one_terminal_record_with_its_own_reason_and_sampled_tok
     assert told["abort"] == [("abort", None, [7, 7, 7])] * 2
     # 14 blocks hold 28 positions of each: one of the two makes room for the other.
     assert sorted(told["memory"]) == [("insufficient_system_resource", None, [7] * 9), ("length", None, [7] * 15)]
+
+
+def test_discarding_one_request_loses_no_record_of_another(drive, prompt_of) -> None:
+    engine = drive()
+    for name in ("kept", "gone", "aborted"):
+        engine.add(name, prompt_of(3), max_tokens=2)
+    engine.step()
+    engine.add("refused", [])
+    engine.engine.abort_request("aborted")
+    engine.engine.discard_requests(["gone", "unknown"])
+    del engine.records["gone"]
+    engine.drain()
+    reasons = {name: engine.answer(name).finish_reason for name in engine.records}
+    assert reasons == {"kept": "length", "aborted": "abort", "refused": "ignored"}
 
 
 @pytest.mark.parametrize(

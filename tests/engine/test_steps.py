@@ -140,8 +140,7 @@ def test_an_abort_finds_a_request_in_every_queue_and_tells_when_there_is_none(dr
     assert engine.engine.abort_request("unknown") is False
     engine.add("running", prompt_of(4), max_tokens=9)
     engine.add("waiting", prompt_of(4), max_tokens=9)
-    engine.engine.add_request("refused", [])
-    engine.records["refused"] = []
+    engine.add("refused", [])
     assert engine.engine.abort_request("refused") is False
     engine.step(2)
     engine.fork("running", "fork", max_tokens=9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ def say(drive) -> Callable[..., Any]:
         engine.drain()
         records = engine.records["a"]
         texts = [record.outputs[0].text for record in records]
-        assert all(later.startswith(sooner) for sooner, later in zip(texts, texts[1:], strict=False))
+        assert all(later.startswith(sooner) for sooner, later in pairwise(texts))
         return [record.outputs[0] for record in records]
 
     return run

@@ -26,9 +26,11 @@ from deepinfer.accelerator.ops.sampling import (
     TokenLogProbabilities,
     TokenWeights,
 )
-from deepinfer_cpu_ref.quick_blocks import BlockedRows, NarrowRows, kept_blocks
-from deepinfer_cpu_ref.quick_cut import UNDECIDED, WIDEST_VOCABULARY, keep_by_top_p
-from deepinfer_cpu_ref.quick_dense import DenseRows
+from deepinfer_cpu_ref.quick_blocks import BlockedRows, DrawnRows, NarrowRows, kept_blocks
+from deepinfer_cpu_ref.quick_cut import keep_by_top_p
+from deepinfer_cpu_ref.quick_dense import UNDECIDED, WIDEST_VOCABULARY, draw_dense
+
+_FINE_BLOCK = 8
 
 
 class QuickSampling:
@@ -58,36 +60,45 @@ class QuickSampling:
 
     def sample(self, logits_BV: torch.Tensor, rows: SamplingRows) -> SampledTokens:
         """Do what :meth:`SamplingOps.sample` promises; `can_serve` must have agreed."""
-        vocabulary = logits_BV.shape[1]
         blocked = BlockedRows.of(logits_BV, self._block)
         status_B = _status(blocked.largest_B)
         usable_B = status_B == RowStatus.OK
-        bits_B = torch.full_like(rows.top_k_B, WEIGHT_BITS)
-        kept_BN = kept_blocks(blocked, rows, vocabulary, bits_B) & usable_B[:, None]
-        if rows.facts.has_drawn:
-            uniforms_B = self._readable.uniforms(rows.seeds_B, rows.streams_B)
-        else:
-            # Without a positive temperature all mass lies on one token, whatever the draw.
-            uniforms_B = torch.zeros_like(rows.temperature_B)
         tokens_B = torch.full_like(rows.seeds_B, -1)
-        wide = []
-        for rows_R, is_narrow in _groups(kept_BN):
-            if is_narrow:
-                narrow = NarrowRows.of(blocked, kept_BN, rows_R)
-                tokens_B[rows_R] = self._draw_narrow(narrow, rows.select(rows_R), uniforms_B[rows_R], vocabulary)
-            else:
-                wide.append(rows_R)
-        if wide:
-            rows_R = torch.cat(wide).sort().values
-            dense = DenseRows(blocked, rows_R, rows.select(rows_R), uniforms_B[rows_R])
-            tokens_B[rows_R] = _draw_dense(dense, vocabulary)
-            left_R = rows_R[tokens_B[rows_R] == UNDECIDED]
-            if len(left_R):
-                weights = self._readable.weigh(logits_BV[left_R], rows.select(left_R))
-                tokens_B[left_R] = self._readable.draw(weights, uniforms_B[left_R])
+        if rows.facts.has_greedy:
+            # All mass lies on one token, whatever the filters and the draw.
+            rows_R = (usable_B & (rows.temperature_B == 0)).nonzero()[:, 0]
+            tokens_B[rows_R] = blocked.lowest_best(rows_R)
+        if rows.facts.has_drawn:
+            rows_R = (usable_B & (rows.temperature_B > 0)).nonzero()[:, 0]
+            settings = rows.select(rows_R)
+            uniforms_R = self._readable.uniforms(settings.seeds_B, settings.streams_B)
+            tokens_B[rows_R] = self._draw(logits_BV, blocked, DrawnRows(rows_R, settings, uniforms_R))
         if rows.facts.has_forced:
             tokens_B = torch.where((rows.forced_ids_B >= 0) & usable_B, rows.forced_ids_B, tokens_B)
         return SampledTokens(tokens_B, status_B)
+
+    def _draw(self, logits_BV: torch.Tensor, blocked: BlockedRows, drawn: DrawnRows) -> torch.Tensor:
+        vocabulary = logits_BV.shape[1]
+        tokens_R = torch.full_like(drawn.rows_R, UNDECIDED)
+        bits_R = torch.full_like(drawn.rows_R, WEIGHT_BITS)
+        kept_RN = kept_blocks(blocked.largest_BN[drawn.rows_R], drawn.settings, vocabulary, bits_R)
+        wide = []
+        for places_M, is_narrow in _groups(kept_RN):
+            group = drawn.select(places_M)
+            if is_narrow:
+                narrow = NarrowRows.of(blocked.logits_BNC, group.rows_R, kept_RN[places_M])
+                tokens_R[places_M] = self._draw_narrow(narrow, group, vocabulary)
+            else:
+                wide.append(places_M)
+        if wide:
+            places_M = torch.cat(wide).sort().values
+            tokens_R[places_M] = draw_dense(blocked, drawn.select(places_M), vocabulary)
+        left_M = (tokens_R == UNDECIDED).nonzero()[:, 0]
+        if len(left_M):
+            left = drawn.select(left_M)
+            weights = self._readable.weigh(logits_BV[left.rows_R], left.settings)
+            tokens_R[left_M] = self._readable.draw(weights, left.uniforms_R)
+        return tokens_R
 
     def log_probabilities(
         self, logits_BV: torch.Tensor, rows: SamplingRows, token_ids_B: torch.Tensor, top_count: int
@@ -97,7 +108,7 @@ class QuickSampling:
         blocked = BlockedRows.of(logits_BV, self._block)
         usable_B = _status(blocked.largest_B) == RowStatus.OK
         bits_B = torch.where(_is_filtered(rows, vocabulary), WEIGHT_BITS, NORMALISER_BITS)
-        kept_BN = kept_blocks(blocked, rows, vocabulary, bits_B)
+        kept_BN = kept_blocks(blocked.largest_BN, rows, vocabulary, bits_B)
         # The chosen token has a value even where it weighs nothing.
         kept_BN[torch.arange(len(kept_BN)), token_ids_B.clamp(min=0) // self._block] = True
         kept_BN &= usable_B[:, None]
@@ -109,7 +120,7 @@ class QuickSampling:
         left = [(~usable_B).nonzero()[:, 0]]
         for rows_R, is_narrow in _groups(kept_BN):
             if is_narrow:
-                narrow = NarrowRows.of(blocked, kept_BN, rows_R)
+                narrow = NarrowRows.of(blocked.logits_BNC, rows_R, kept_BN[rows_R])
                 settings = rows.select(rows_R)
                 settings = replace(settings, top_k_B=narrow.top_k(settings, vocabulary))
                 places_R = narrow.places(token_ids_B[rows_R])
@@ -124,36 +135,28 @@ class QuickSampling:
             _store(found, rows_R, part)
         return found
 
-    def _draw_narrow(
-        self, narrow: NarrowRows, rows: SamplingRows, uniforms_R: torch.Tensor, vocabulary: int
-    ) -> torch.Tensor:
-        no_top_p = replace(
+    def _draw_narrow(self, narrow: NarrowRows, drawn: DrawnRows, vocabulary: int) -> torch.Tensor:
+        rows = replace(drawn.settings, top_k_B=narrow.top_k(drawn.settings, vocabulary))
+        width = narrow.logits_RV.shape[1]
+        # The same once more in small blocks: what is kept now costs far more for each token than what has gone.
+        fine = BlockedRows.of(narrow.logits_RV, _FINE_BLOCK)
+        kept_RN = kept_blocks(fine.largest_BN, rows, width, torch.full_like(rows.top_k_B, WEIGHT_BITS))
+        finest = NarrowRows.of(fine.logits_BNC, torch.arange(len(kept_RN)), kept_RN)
+        before_top_p = replace(
             rows,
-            top_k_B=narrow.top_k(rows, vocabulary),
+            top_k_B=finest.top_k(rows, width),
             top_p_B=torch.ones_like(rows.top_p_B),
             min_weight_B=torch.zeros_like(rows.min_weight_B),
             facts=replace(rows.facts, has_top_p=False, has_min_p=False),
         )
-        weights = self._readable.weigh(narrow.logits_RV, no_top_p)
+        weights = self._readable.weigh(finest.logits_RV, before_top_p)
         if rows.facts.has_top_p:
             keep_by_top_p(weights.weights_BV, rows.top_p_B)
         if rows.facts.has_min_p:
             weights.weights_BV.masked_fill_(weights.weights_BV < rows.min_weight_B[:, None], 0)
         kept = TokenWeights(weights.weights_BV, weights.weights_BV.sum(-1), weights.status_B)
-        return narrow.ids(self._readable.draw(kept, uniforms_R)[:, None])[:, 0]
-
-
-def _draw_dense(dense: DenseRows, vocabulary: int) -> torch.Tensor:
-    rows = dense.settings
-    tokens_R = torch.full_like(dense.rows_R, UNDECIDED)
-    has_no_top_k_R = (rows.top_k_B == 0) | (rows.top_k_B >= vocabulary)
-    plain_M = (has_no_top_k_R & (rows.top_p_B >= 1) & (rows.min_weight_B == 0)).nonzero()[:, 0]
-    if len(plain_M):
-        tokens_R[plain_M] = dense.select(plain_M).draw_unfiltered()
-    undecided_M = (has_no_top_k_R & (tokens_R == UNDECIDED)).nonzero()[:, 0]
-    if len(undecided_M):
-        tokens_R[undecided_M] = dense.select(undecided_M).draw_exactly()
-    return tokens_R
+        places_R1 = self._readable.draw(kept, drawn.uniforms_R)[:, None]
+        return narrow.ids(finest.ids(places_R1))[:, 0]
 
 
 def _groups(kept_BN: torch.Tensor) -> Iterator[tuple[torch.Tensor, bool]]:

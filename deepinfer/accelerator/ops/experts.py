@@ -41,8 +41,9 @@ class ExpertOps(OpGroup):
 
     One expert: ``g = min(W1 x, limit); u = clamp(W3 x, -limit, limit); h = silu(g) * u; y = W2 h``.
     portable: the routing weight multiplies y. served: inputs quantised per 32, W1/W3 outputs and the clamp in
-    bfloat16, silu in float32, times up, times the routing weight before W2 (quantised per 32 from float32), each slot's
-    W2 output rounded to bfloat16. Combine order is fixed: shared first, then slots in top-k order, float32, rounded once.
+    bfloat16, silu in float32, times up, times the routing weight before W2 (quantised per 32 from float32), each
+    slot's W2 output rounded to bfloat16. Combine order is fixed: shared first, then slots in top-k order, float32,
+    rounded once.
     """
 
     group = "experts"
@@ -78,7 +79,7 @@ class ExpertOps(OpGroup):
 
     @op
     def routed(self, x_TD: torch.Tensor, routing: Routing, experts: PreparedWeight) -> torch.Tensor:
-        """Return slot outputs [T, k, D] in float32 (at least), routing weight included; slots with expert -1 are zeros."""
+        """Return slot outputs [T, k, D], at least float32, routing weight included; slots with expert -1 are zeros."""
         not_implemented(self, "routed")
 
     @op
@@ -88,7 +89,7 @@ class ExpertOps(OpGroup):
 
     @op
     def combine(self, shared_TD: torch.Tensor, slots_TkD: torch.Tensor) -> torch.Tensor:
-        """Return ``shared + slot_0 + slot_1 + ...`` in exactly this order, float32 (at least), rounded to activations."""
+        """Return ``shared + slot_0 + slot_1 + ...`` in exactly this order, at least float32, rounded once."""
         not_implemented(self, "combine")
 
     @op

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from deepinfer.accelerator.ops.attention import AttentionOps, LongRange
+from deepinfer.accelerator.ops.linear import LinearOps
 from deepinfer.accelerator.ops.selection import Selection, SelectionOps, SelectionRule
+from deepinfer.accelerator.weights import PreparedWeight
 from deepinfer.errors import InvariantError
 from deepinfer.model.transformer import Transformer
 
@@ -18,8 +20,10 @@ BenchMaker = Callable[..., Any]
 
 @dataclass
 class Calls:
-    """What one forward pass asked for: rules and candidates of each pick, entries of each attention."""
+    """What one forward pass asked for: weights, rules and candidates of each pick, entries of each attention."""
 
+    projected: list[Tensor] = field(default_factory=list)
+    head_weights: list[Tensor] = field(default_factory=list)
     rules: list[SelectionRule] = field(default_factory=list)
     candidates: list[Tensor | None] = field(default_factory=list)
     picks: list[Selection] = field(default_factory=list)
@@ -28,10 +32,24 @@ class Calls:
 
 def watched(bench: Any, calls: Calls) -> Any:
     model = bench.model
-    selection, attention = model.ops.selection, model.ops.attention
+    linear, selection, attention = model.ops.linear, model.ops.selection, model.ops.attention
+
+    class WatchedLinear(LinearOps):
+        def embed(self, *arguments: Any) -> Tensor:
+            return linear.embed(*arguments)
+
+        def grouped(self, *arguments: Any) -> Tensor:
+            return linear.grouped(*arguments)
+
+        def dense(self, x_TK: Tensor, weight: PreparedWeight) -> Tensor:
+            output = linear.dense(x_TK, weight)
+            if weight.name.endswith("weights_proj.weight"):
+                calls.projected.append(output)
+            return output
 
     class WatchedSelection(SelectionOps):
         def top_entries(self, *arguments: Any) -> Selection:
+            calls.head_weights.append(arguments[1])
             calls.rules.append(arguments[4])
             calls.candidates.append(arguments[5])
             calls.picks.append(selection.top_entries(*arguments))
@@ -42,7 +60,7 @@ def watched(bench: Any, calls: Calls) -> Any:
             calls.attended.append(arguments[3])
             return attention.sparse(*arguments)
 
-    ops = replace(model.ops, selection=WatchedSelection(), attention=WatchedAttention())
+    ops = replace(model.ops, linear=WatchedLinear(), selection=WatchedSelection(), attention=WatchedAttention())
     bench.model = Transformer(model.config, model.weights, ops, model.rotary)
     return bench
 
@@ -120,3 +138,12 @@ def test_a_row_may_pick_the_entry_that_it_completes(
     newest = torch.cat([pick.entries_TK.amax(1) for pick in calls.picks[1::3]])
     assert bool((newest == torch.arange(40)).any())
     assert int(newest[0]) == 0
+
+
+def test_head_weights_carry_both_scale_factors(bench_of: BenchMaker, golden: dict[str, Tensor], calls: Calls) -> None:
+    """They change no pick, so no golden value sees them; a driver's score does."""
+    bench = watched(bench_of(), calls)
+    bench.prefill(bench.admit(golden["ids"][:9].tolist()), [9])
+    assert len(calls.projected) == 3
+    for projected, weights in zip(calls.projected, calls.head_weights, strict=True):
+        assert torch.equal(weights, projected * 64**-0.5 * 4**-0.5)
