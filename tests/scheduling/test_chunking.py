@@ -42,8 +42,9 @@ def test_with_alignment_the_allowance_rounds_down_and_the_charge_rounds_up() -> 
 def test_a_chunk_is_charged_with_its_padding(make_bench: Callable[..., Any]) -> None:
     bench = make_bench(max_num_batched_tokens=16, chunk_align=4)
     bench.add("a", 5)
-    bench.add("b", 30)
-    assert bench.rows(bench.step()) == [("a", 0, 5, 5), ("b", 0, 8, 8)]
+    bench.add("b", 5)
+    bench.add("c", 5)
+    assert bench.rows(bench.step()) == [("a", 0, 5, 5), ("b", 0, 5, 5)]
 
 
 def test_two_prompts_of_16389_share_a_budget_of_32768(make_bench: Callable[..., Any]) -> None:
@@ -126,6 +127,14 @@ def test_a_normal_engine_stops_at_an_unfinished_chunk_and_a_prompt_engine_keeps_
         bench.add("b", 20)
         assert bench.rows(bench.step()) == rows
         assert bench.scheduler.roster.head.request_id == "a"
+
+
+def test_several_unfinished_prompts_return_to_the_front_in_their_order(make_bench: Callable[..., Any]) -> None:
+    bench = make_bench(engine_type=EngineType.PROMPT)
+    for name in ("a", "b", "c"):
+        bench.add(name, 20, chunk_checkpoints=[8], schedulable=name != "c")
+    bench.step()
+    assert [sequence.request_id for sequence in bench.scheduler.roster.waiting] == ["a", "b", "c"]
 
 
 def test_without_chunking_a_prompt_that_does_not_fit_the_rest_waits_and_blocks(make_bench: Callable[..., Any]) -> None:

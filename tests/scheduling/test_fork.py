@@ -173,6 +173,10 @@ def test_a_stream_of_forks_does_not_starve_the_queue(make_bench: Callable[..., A
             number += 1
         bench.step()
         assert number < 60
+    bench.add("r", 6, max_tokens=2)
+    while bench.scheduler.num_running > 1:
+        bench.step()
+    assert bench.scheduler.fork("p", "again", StopRules(2)).state_slot  # q was served: forks may overtake once more
 
 
 def test_a_fork_of_nobody_or_of_a_finished_request_is_refused(make_bench: Callable[..., Any]) -> None:

@@ -196,6 +196,34 @@ def test_a_request_that_outgrew_the_step_budget_is_recomputed_in_chunks_even_wit
     assert bench.emitted["a"] == reference(sequence.prompt_token_ids.tolist(), 40)
 
 
+def test_blocks_go_to_the_shortest_output_first_and_to_the_earliest_among_equals(
+    make_bench: Callable[..., Any],
+) -> None:
+    bench = make_bench()
+    bench.add("long", 12, max_tokens=30)
+    for _ in range(5):
+        bench.step()
+    for name in ("first", "second"):
+        bench.add(name, 8, max_tokens=30)
+    bench.step()  # 16, 8 and 8 positions are computed: everybody's next token opens a block
+    [newest] = bench.scheduler.memory.blocks.free_list(1)
+    step = bench.step()
+    taken = {sequence.request_id: int(sequence.block_table[-1]) - newest for sequence in step.sequences}
+    assert taken == {"first": 0, "second": 1, "long": 2}
+
+
+def test_a_waiting_request_that_has_outgrown_the_whole_pool_ends(make_bench: Callable[..., Any]) -> None:
+    bench = make_bench(num_blocks=6)
+    sequence = bench.add("a", 19, max_tokens=100)
+    bench.step()
+    bench.step()
+    bench.scheduler._preemption.recompute(sequence)  # a victim of 21 tokens: 6 blocks, the pool has 5
+    bench.add("b", 3, max_tokens=1)
+    bench.drain(limit=3)
+    assert bench.terminals["a"].finish_reason == "insufficient_system_resource"
+    assert bench.terminals["b"].finish_reason == "length"
+
+
 def test_a_victim_that_no_longer_fits_the_whole_pool_ends(make_bench: Callable[..., Any]) -> None:
     bench = make_bench(num_blocks=6, max_num_seqs=2)
     bench.add("a", 19, max_tokens=100)

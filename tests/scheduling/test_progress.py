@@ -22,6 +22,16 @@ def test_a_chunked_prompt_is_not_stopped_by_its_own_blocks(make_bench: Callable[
     assert bench.drain() == 2
 
 
+def test_beside_a_running_request_too_a_chunked_prompt_is_not_stopped_by_its_own_blocks(
+    make_bench: Callable[..., Any],
+) -> None:
+    bench = make_bench(num_blocks=41, max_num_batched_tokens=64)
+    bench.add("runner", 4, max_tokens=100)
+    bench.step()
+    bench.add("a", 148, max_tokens=1)  # 37 of 40 blocks
+    assert [bench.rows(bench.step())[0][0] for _ in range(4)] == ["a", "a", "a", "runner"]
+
+
 def test_two_ordinary_requests_that_stop_the_original_both_finish(
     make_bench: Callable[..., Any], reference: Reference
 ) -> None:
@@ -43,10 +53,11 @@ def test_a_fork_that_needs_a_block_does_not_stop_its_parent(make_bench: Callable
     assert {name: record.finish_reason for name, record in bench.terminals.items()} == {"a": "length", "a1": "length"}
 
 
-def test_a_preempted_head_takes_the_blocks_of_half_computed_prompts_behind_it(
-    make_bench: Callable[..., Any], reference: Reference
+@pytest.mark.parametrize("watermark", [0.5, 0.9])
+def test_a_head_takes_the_blocks_of_half_computed_prompts_behind_it_where_nothing_else_advances(
+    watermark: float, make_bench: Callable[..., Any], reference: Reference
 ) -> None:
-    bench = make_bench(num_blocks=20, max_num_batched_tokens=32)
+    bench = make_bench(num_blocks=20, max_num_batched_tokens=32, cache_usage_watermark=watermark)
     prompt = bench.add("a", 60, chunk_checkpoints=[8], max_tokens=2).prompt_token_ids.tolist()
     bench.step()
     child = bench.scheduler.fork("a", "a1", StopRules(2))  # shares two blocks, needs thirteen more: only four are free
@@ -140,6 +151,7 @@ def test_the_original_scenario_of_prompts_at_the_size_of_the_pool(make_bench: Ca
     assert bench.terminals["n74"].preemptions == 0
     assert bench.terminals["n76"].finish_reason == "insufficient_system_resource"
     assert len(bench.emitted["n76"]) == 1
+    assert bench.terminals["n76"].preemptions == 0
 
 
 def test_the_wait_of_a_big_head_and_of_the_small_ones_behind_it_is_bounded(make_bench: Callable[..., Any]) -> None:

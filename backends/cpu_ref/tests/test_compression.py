@@ -51,7 +51,7 @@ def test_step_by_step_decode_equals_one_chunk_bit_for_bit(world, ops):
 
 
 def test_float64_rows_keep_their_bits_across_chunks_only_when_asked_for_invariance(world, ops):
-    gate, latent = torch.randn(6, WIDTH).double(), torch.randn(6, WIDTH).double()
+    gate, latent = torch.randn(2, 6, WIDTH, dtype=torch.float64)  # more bits than the float32 state holds
     exact = ops(activation_dtype=torch.float64)["compression"]
     torch.testing.assert_close(run(world(), exact, gate, latent, [6]), pooled(gate, latent), rtol=1e-14, atol=1e-14)
     invariant = ops(activation_dtype=torch.float64, batch_invariant=True)["compression"]

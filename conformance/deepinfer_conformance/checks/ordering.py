@@ -148,7 +148,7 @@ def routing(call: OpCall, options: OpOptions, got: Effects, exact: Effects, peer
         wrong = shape_finding(part, got[part], peer[part])
         if wrong is not None:
             return [wrong]
-    biased_TE, score_TE, error_TE = _router_scores(call, options)
+    biased_TE, _, error_TE = _router_scores(call, options)
     findings = [bit_finding(experts_part, got[experts_part], exact[experts_part])] if is_exact else []
     chosen_Tk, valid_T = got[experts_part], call.tensor("valid_T")
     if not is_exact:
@@ -160,18 +160,26 @@ def routing(call: OpCall, options: OpOptions, got: Effects, exact: Effects, peer
         findings.append(Finding(MISPLACED, float(len(problems)), 0.0, "; ".join(problems[:1]), reference_error=0.0, part=experts_part))
     if any(not finding.holds for finding in findings):
         return findings
+    weight_Tk, bound_Tk = routed_weights(call, options, chosen_Tk)
+    findings.append(bound_finding(weights_part, got[weights_part], weight_Tk, bound_Tk, peer[weights_part]))
+    return findings
+
+
+def routed_weights(call: OpCall, options: OpOptions, chosen_Tk: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the exact weights of chosen experts and their bounds, [T, k]; 0 and 0 where the expert is -1."""
+    _, score_TE, error_TE = _router_scores(call, options)
     place_Tk = chosen_Tk.clamp(min=0)
-    weight_Tk, weight_error_Tk = score_TE.gather(1, place_Tk), error_TE.gather(1, place_Tk)
-    factors = tol(call.op, got[weights_part].dtype, chosen_Tk.shape[1])
+    weight_Tk, error_Tk = score_TE.gather(1, place_Tk), error_TE.gather(1, place_Tk)
+    wide = torch.float64 if options.activation_dtype == torch.float64 else torch.float32
+    factors = tol(call.op, wide, chosen_Tk.shape[1])
     scale = float(call.arguments["scale"])  # type: ignore[arg-type]
     if chosen_Tk.shape[1] > 1:
         total_T1 = weight_Tk.sum(1, keepdim=True) + 1e-20
-        weight_error_Tk = weight_error_Tk / total_T1 + weight_Tk / total_T1**2 * weight_error_Tk.sum(1, keepdim=True)
+        error_Tk = error_Tk / total_T1 + weight_Tk / total_T1**2 * error_Tk.sum(1, keepdim=True)
         weight_Tk = weight_Tk / total_T1
-    weight_Tk = (weight_Tk * scale).masked_fill(chosen_Tk < 0, 0.0)
-    bound_Tk = weight_error_Tk * scale + (factors.result + factors.terms) * weight_Tk + factors.floor
-    findings.append(bound_finding(weights_part, got[weights_part], weight_Tk, bound_Tk.masked_fill(chosen_Tk < 0, 0.0), peer[weights_part]))
-    return findings
+    weight_Tk = weight_Tk * scale
+    bound_Tk = error_Tk * scale + (factors.result + factors.terms) * weight_Tk + factors.floor
+    return weight_Tk.masked_fill(chosen_Tk < 0, 0.0), bound_Tk.masked_fill(chosen_Tk < 0, 0.0)
 
 
 def _router_scores(call: OpCall, options: OpOptions) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

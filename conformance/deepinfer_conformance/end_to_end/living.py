@@ -47,6 +47,8 @@ def abort(bench: Bench, case: Case) -> Sequence[Finding]:
             if ended[f"kept/{number}"].outputs[0].token_ids != alone[number]:
                 problems.append(f"step {moment}: request {number} says something else beside an aborted one")
         problems += _held(engine, f"step {moment}: ")
+        if problems:
+            return _findings(problems)
     if len(aborted_states) < 3:
         problems.append(f"only {len(aborted_states)} states were met")
     return _findings(problems)
@@ -89,6 +91,8 @@ def fork(bench: Bench, case: Case) -> Sequence[Finding]:
                 if tokens != alone[number]:
                     problems.append(f"prompt {number}, forked after {len(said)} tokens: the {who} says {tokens}, not {alone[number]}")
             problems += _held(engine, f"prompt {number}, fork after {moment}: ")
+            if problems:
+                return _findings(problems)
     return _findings(problems)
 
 
@@ -110,6 +114,8 @@ def leaks(bench: Bench, case: Case) -> Sequence[Finding]:
                 problems.append(f"request {name} ended as {reason!r}")
         problems += [f"request {name} has no end" for name in wanted]
         problems += _held(engine, f"turn {turn}: ")
+        if problems:
+            break
     return _findings(problems)
 
 
@@ -136,7 +142,7 @@ def soak(bench: Bench, case: Case) -> Sequence[Finding]:
                 compared += _compare(output.outputs[0].token_ids, alone[prompt], length, output.outputs[0].finish_reason, problems, number)
         if number % 25 == 0:
             engine.check_invariants()
-        if len(problems) > 5:
+        if problems:
             break
     for output in drain(engine).values():
         prompt, length = asked.pop(output.request_id)
