@@ -62,13 +62,15 @@ class Bench:
 
     def peer(self, call: OpCall, options: OpOptions) -> Effects:
         """Run a call on the reference as the driver is asked to run it; in a dtype of its own the yardstick stands in."""
-        if call.op.partition(".")[0] in _WIDENED_GROUPS and not self._reference_has(call.op, options):
-            exact = self.yardstick(call, options)
-            return {
-                part: tensor.to(options.activation_dtype) if tensor.dtype == torch.float64 else tensor
-                for part, tensor in exact.items()
-            }
-        return self.run_on(self.reference, call, dataclasses.replace(options, batch_invariant=False))
+        asked = dataclasses.replace(options, batch_invariant=False)
+        if self._reference_has(call.op, options):
+            return self.run_on(self.reference, call, asked)
+        if call.op.partition(".")[0] not in _WIDENED_GROUPS:  # their inputs have dtypes of their own
+            return self.run_on(self.reference, call, dataclasses.replace(asked, activation_dtype=torch.float32))
+        return {
+            part: tensor.to(options.activation_dtype) if tensor.dtype == torch.float64 else tensor
+            for part, tensor in self.yardstick(call, options).items()
+        }
 
     def prepared(self, call: OpCall, options: OpOptions) -> OpCall:
         """Return the call with every recipe replaced by the driver's own prepared weight, for repeated runs."""

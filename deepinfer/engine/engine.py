@@ -46,6 +46,8 @@ class Engine:
     cut off between two changes that belong together (Ctrl-C can strike anywhere) ends every request: the next call
     finds the mark, gives up the scheduler whose books nobody can trust, and starts with a fresh one.
 
+    Calls come from one thread at a time.
+
     Attributes:
         config: the model.
         options: the engine's options.
@@ -259,7 +261,9 @@ class Engine:
         """Raise InvariantError if the scheduler, the memory or the request tables contradict each other."""
         self._repair()
         self._scheduler.check_invariants()
-        self._table.check_invariants()
+        with self._changing():
+            self._collect_terminals()
+        self._table.check_invariants(sequence.request_id for sequence in self._scheduler.roster)
 
     def stats(self) -> EngineStats:
         """Return counts of the engine as it stands."""

@@ -95,15 +95,21 @@ class RequestTable:
             for answer in request.answers:
                 self._answers.pop(answer.sequence_id, None)
 
-    def check_invariants(self) -> None:
-        """Raise InvariantError if the tables contradict each other."""
-        living = set(self.living_ids)
-        if living != set(self._answers):
-            raise InvariantError(f"living answers are {sorted(living)}, the table lists {sorted(self._answers)}")
-        lost = [
-            request.request_id
-            for request in self._requests.values()
-            if request.is_finished and request.request_id not in self._due
-        ]
+    def check_invariants(self, scheduled_ids: Iterable[str]) -> None:
+        """Raise InvariantError, naming everything that is wrong, unless these are the ids of all living answers.
+
+        The terminal records of the scheduler must have been given to :meth:`finish` before.
+        """
+        living, listed, scheduled = set(self.living_ids), set(self._answers), set(scheduled_ids)
+        problems = []
+        if living != listed:
+            problems.append(f"answers {sorted(living ^ listed)} are living, or listed as living, but not both")
+        if living != scheduled:
+            problems.append(
+                f"answers {sorted(living ^ scheduled)} are living here or in the scheduler, not in both"
+            )
+        lost = [name for name, request in self._requests.items() if request.is_finished and name not in self._due]
         if lost:
-            raise InvariantError(f"requests {lost} have ended, but no record of them is due")
+            problems.append(f"requests {lost} have ended, but no record of them is due")
+        if problems:
+            raise InvariantError("requests: " + "; ".join(problems))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from deepinfer import SamplingParams
+from deepinfer_conformance.drivers import OracleHistory
+
 
 @pytest.mark.parametrize("budget", [1, 3, 4, 7, 16, 64])
 def test_tokens_do_not_depend_on_how_prompts_are_cut(oracle, expected, prompt_of, budget) -> None:
@@ -63,3 +66,26 @@ def test_preemption_and_recomputation_change_no_token(oracle, expected, prompt_o
     engine.drain()
     assert engine.engine.stats().preemptions > 0
     assert {name: engine.tokens(name) for name in prompts} == {name: expected(p, 16) for name, p in prompts.items()}
+
+
+@pytest.mark.parametrize("budget", [6, 7, 9, 40])
+def test_image_spans_are_barriers_wherever_the_chunks_end(oracle, tiny_config, prompt_of, budget) -> None:
+    spans = [(0, 2), (5, 11), (11, 13), (20, 22)]
+    mask = [any(start <= position < stop for start, stop in spans) for position in range(25)]
+    history = OracleHistory(tiny_config, tiny_config.vocab_size)
+    history.extend(prompt_of(25), mask)
+    tokens = []
+    for _ in range(4):
+        tokens.append(history.next_token())
+        history.extend(tokens[-1:])
+    engine = oracle(max_num_batched_tokens=budget)
+    engine.engine.add_request("a", prompt_of(25), SamplingParams(max_tokens=4), image_spans=spans)
+    engine.records["a"] = []
+    engine.step(2)
+    engine.fork("a", "child", max_tokens=1)
+    engine.drain()
+    assert engine.tokens("a") == tokens
+    starts = [row.cached for step in engine.steps for row in step.rows]
+    assert not [cut for cut in starts for start, stop in spans if start < cut < stop]
+    made = len(engine.records["child"][-1].prompt_token_ids) - 25
+    assert engine.tokens("child") == [tokens[made]]

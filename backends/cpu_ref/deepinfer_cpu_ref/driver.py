@@ -25,6 +25,7 @@ from deepinfer_cpu_ref.mixing import CpuRefMixing
 from deepinfer_cpu_ref.moves import CpuRefMoves
 from deepinfer_cpu_ref.norm import CpuRefNorm
 from deepinfer_cpu_ref.plumbing import CpuRefPlumbing
+from deepinfer_cpu_ref.quick_groups import can_be_quick, quick_groups
 from deepinfer_cpu_ref.sampling import CpuRefSampling
 from deepinfer_cpu_ref.selection import CpuRefSelection
 
@@ -50,6 +51,10 @@ class Driver(AcceleratorDriver):
     name: ClassVar[str] = "cpu_ref"
     interface_version: ClassVar[tuple[int, int]] = (1, 0)
     version: ClassVar[str] = "0.1.0"
+
+    def __init__(self, *, readable: bool = False) -> None:
+        """Choose the readable ops in every mode, or (the default) the quick ones where they compute the same."""
+        self._readable = readable
 
     @classmethod
     def availability(cls) -> Availability:
@@ -83,6 +88,7 @@ class Driver(AcceleratorDriver):
     def op_groups(self, options: OpOptions) -> Mapping[str, OpGroup]:
         """Return one instance of every group, with the arithmetic that ``options`` ask for."""
         computation = Computation.of(options)
+        quick = {} if self._readable or not can_be_quick(computation) else quick_groups(computation)
         return MappingProxyType(
             {
                 CpuRefLinear.group: CpuRefLinear(computation),
@@ -98,6 +104,7 @@ class Driver(AcceleratorDriver):
                 CpuRefPlumbing.group: CpuRefPlumbing(),
                 CpuRefMoves.group: CpuRefMoves(),
             }
+            | quick
         )
 
     def set_determinism(self, level: Repeatability, shapes: Sequence[LinearShape]) -> None:

@@ -10,6 +10,7 @@ Legend: V vocabulary, N blocks of a row, C tokens of a block, S tokens of a samp
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,6 +37,13 @@ class CutSettings(NamedTuple):
     temperature: float
     top_p: float
     least_weight: int
+
+
+class Bracket(NamedTuple):
+    """A guess: tokens that weigh at least ``high`` are kept by top-p, tokens that weigh less than ``low`` are not."""
+
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,32 +74,31 @@ def keep_by_top_p(weights_RV: torch.Tensor, top_p_R: torch.Tensor) -> None:
     weights_RV[rows_M] = torch.where(keys_MV >= least_M1, weights_MV, 0)
 
 
-class _Bracket(NamedTuple):
-    """Tokens of at least ``high`` are kept, tokens below ``low`` are not."""
-
-    low: float
-    high: float
-
-
 def keys(weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Return unique int64 keys whose descending order is (weight descending, id ascending)."""
     return weights.bitwise_left_shift(ID_BITS).bitwise_or(LARGEST_ID - ids)
 
 
-def cut_row(weights_NC: torch.Tensor, logits_NC: torch.Tensor, settings: CutSettings) -> Cut | None:
-    """Return what top-p and min-p keep of a row, or None when the guess failed.
+def cut_row(
+    weights_NC: torch.Tensor,
+    logits_NC: torch.Tensor,
+    settings: CutSettings,
+    guess: Callable[[NDArray[np.float64], float], Bracket],
+) -> Cut | None:
+    """Return what top-p and min-p keep of a row, or None when the guess was wrong.
 
     Args:
         weights_NC: float64, whole numbers, ids in order; overwritten.
         logits_NC: float32, what they were made of.
         settings: those of the row.
+        guess: `guess_bracket`; no result but None depends on it.
     """
     if settings.top_p >= 1:
         return Cut(_sums_from(weights_NC, settings.least_weight), 0)
     weights_V, logits_V = weights_NC.view(-1).numpy(), logits_NC.reshape(-1).numpy()
     total = float(weights_NC.sum())
     limit = math.floor(settings.top_p * total)
-    bracket = _bracket(weights_V, total - limit)
+    bracket = guess(weights_V, total - limit)
     ids_M = np.flatnonzero(_is_near(logits_V, bracket, settings))
     weights_M = weights_V[ids_M].astype(np.int64)
     is_near_M = (weights_M >= bracket.low) & (weights_M < bracket.high)
@@ -113,8 +120,8 @@ def cut_row(weights_NC: torch.Tensor, logits_NC: torch.Tensor, settings: CutSett
     return Cut(sums_N, least_key)
 
 
-def _bracket(weights_V: NDArray[np.float64], rest: float) -> _Bracket:
-    """Guess between which weights the first token lies that is out, if all that are out weigh less than ``rest``.
+def guess_bracket(weights_V: NDArray[np.float64], rest: float) -> Bracket:
+    """Guess between which weights the last token lies that is kept, if all that are out weigh less than ``rest``.
 
     The guess is made from the light end, whose sum hardly depends on which tokens fall into the sample, however heavy
     the heaviest are.
@@ -128,10 +135,10 @@ def _bracket(weights_V: NDArray[np.float64], rest: float) -> _Bracket:
     low = max(float(sample_S[out - spread]), 1.0) if out >= spread else 1.0
     # One more unit, so that the tokens that tie with the cut lie in between whole.
     high = float(sample_S[out + spread]) + 1 if out + spread < size else _LARGEST_WEIGHT + 1
-    return _Bracket(low, max(low, high))
+    return Bracket(low, max(low, high))
 
 
-def _is_near(logits_V: NDArray[np.float32], bracket: _Bracket, settings: CutSettings) -> NDArray[np.bool_]:
+def _is_near(logits_V: NDArray[np.float32], bracket: Bracket, settings: CutSettings) -> NDArray[np.bool_]:
     """Mark every token whose weight is in the bracket, and few others: reading logits is half of reading weights."""
     from_V = logits_V >= _logit(bracket.low, settings, -1)
     if bracket.high > _LARGEST_WEIGHT:

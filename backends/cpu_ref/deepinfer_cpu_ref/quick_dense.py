@@ -18,7 +18,7 @@ import torch
 
 from deepinfer.accelerator.ops.sampling import WEIGHT_BITS
 from deepinfer_cpu_ref.quick_blocks import BlockedRows, DrawnRows
-from deepinfer_cpu_ref.quick_cut import CutSettings, cut_row, keys
+from deepinfer_cpu_ref.quick_cut import CutSettings, cut_row, guess_bracket, keys
 
 UNDECIDED = -2
 """Stands for the token of a row that a quick way could not decide."""
@@ -83,7 +83,7 @@ def _draw_exactly(blocked: BlockedRows, drawn: DrawnRows) -> torch.Tensor:
     for start, stop, piece_RNC in _pieces(blocked, drawn.rows_R):
         weights_RNC = _weights(piece_RNC, largest_R[start:stop], rows.temperature_B[start:stop])
         for place, weights_NC in enumerate(weights_RNC, start):
-            cut = cut_row(weights_NC, blocked.logits_BNC[places[place]], cut_settings[place])
+            cut = cut_row(weights_NC, blocked.logits_BNC[places[place]], cut_settings[place], guess_bracket)
             if cut is not None:
                 sums_RN[place], least_key_R[place] = cut.sums_N, cut.least_key
     through_RN = sums_RN.cumsum(-1)

@@ -5,6 +5,7 @@ Legend: B rows, V vocabulary, N listed tokens.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ import torch
 
 from deepinfer.accelerator.ops.sampling import RowFacts, RowStatus, SampledTokens, SamplingRows, TokenWeights
 from deepinfer_cpu_ref.quick_blocks import BlockedRows, DrawnRows, kept_blocks
+from deepinfer_cpu_ref.quick_cut import Bracket, CutSettings, cut_row, keys
 from deepinfer_cpu_ref.quick_dense import UNDECIDED, WIDEST_VOCABULARY, draw_dense
 from deepinfer_cpu_ref.quick_sampling import QuickSampling
 from deepinfer_cpu_ref.sampling import CpuRefSampling, ReadableSampling
@@ -141,6 +143,51 @@ def test_top_p_cuts_a_wide_row_where_sorting_it_does(scale: float, top_p: float)
     for min_p in (0.0, 1e-7, 0.01):
         rows = same_rows(6, 0.9, 0, top_p, min_p)
         assert_same_sample(quick.sample(x_BV, rows), READABLE.sample(x_BV, rows))
+
+
+@pytest.mark.parametrize("top_p", [0.3, 0.9])
+def test_rows_of_ties_are_cut_at_the_lowest_ids_and_never_left_undecided(top_p: float) -> None:
+    x_BV = torch.zeros(3, 6000)
+    x_BV[1] = torch.randn(6000, generator=torch.Generator().manual_seed(1)).round()
+    x_BV[2, ::2] = -1.0
+    rows = same_rows(3, 1.0, 0, top_p)
+    uniforms = torch.tensor([0.999, 0.999, 0.999], dtype=torch.float64)
+    tokens = draw_dense(BlockedRows.of(x_BV, 64), DrawnRows(torch.arange(3), rows, uniforms), 6000)
+    assert torch.equal(tokens, READABLE.draw(READABLE.weigh(x_BV, rows), uniforms))
+
+
+def test_a_guess_is_never_believed_when_it_is_wrong() -> None:
+    generator = torch.Generator().manual_seed(31)
+    decided = 0
+    for scale, top_p, min_p in itertools.product((0.5, 3.0), (0.2, 0.9, 0.999), (0.0, 0.1)):
+        x_BV = torch.randn(1, 640, generator=generator) * scale
+        x_BV[0, :300] = x_BV[0, :300].round(decimals=1)
+        rows = same_rows(1, 1.0, 0, top_p, min_p)
+        kept_V = READABLE.weigh(x_BV, rows).weights_BV[0]
+        before_V = READABLE.weigh(x_BV, same_rows(1)).weights_BV[0]
+        settings = CutSettings(float(x_BV.max()), 1.0, top_p, max(1, int(rows.min_weight_B)))
+        levels = before_V[torch.randint(640, (40,), generator=generator)].sort().values.view(-1, 2)
+        for low, high in [*levels.tolist(), (1, UNIT + 1), (5, 5)]:
+            cut = cut_row(
+                before_V.double().view(10, 64),
+                x_BV.view(10, 64),
+                settings,
+                lambda _, __, low=low, high=high: Bracket(low, high),
+            )
+            if cut is not None:
+                decided += 1
+                assert torch.equal(cut.sums_N.long(), kept_V.view(10, 64).sum(-1))
+                is_kept_V = keys(before_V, torch.arange(640)) >= cut.least_key
+                assert torch.equal(is_kept_V & (before_V >= settings.least_weight), kept_V > 0)
+    assert decided >= 12
+
+
+def test_logits_whose_exponentials_leave_the_normal_range_are_told_apart_exactly() -> None:
+    x_BV = torch.randn(40, 6000, generator=torch.Generator().manual_seed(12)) * 0.1
+    x_BV[:20] -= 735.0
+    x_BV[20:] += 710.0
+    rows = same_rows(40)
+    assert_same_sample(QuickSampling(READABLE).sample(x_BV, rows), READABLE.sample(x_BV, rows))
 
 
 def test_a_draw_near_the_end_of_a_token_is_told_apart_exactly() -> None:

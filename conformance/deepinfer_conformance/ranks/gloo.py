@@ -59,7 +59,7 @@ class GlooCollectives(Collectives):
             self._exchange(lambda: dist.all_gather(found, mine))
         else:
             self.barrier()
-        return torch.stack(found).view(values.dtype).view(self.world_size, *values.shape)
+        return torch.cat(found).view(values.dtype).view(self.world_size, *values.shape)
 
     def all_to_all(self, rows: torch.Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]) -> torch.Tensor:
         """Exchange row ranges with uneven counts; every pair of ranks with rows has a message of its own."""
