@@ -61,7 +61,7 @@ class Bench:
         return self.run_on(self.reference, widened(call), exact)
 
     def peer(self, call: OpCall, options: OpOptions) -> Effects:
-        """Run a call on the reference as the driver is asked to run it; in a dtype of its own the yardstick stands in."""
+        """Run a call on the reference as the driver is asked to; in a dtype of its own the yardstick stands in."""
         asked = dataclasses.replace(options, batch_invariant=False)
         if self._reference_has(call.op, options):
             return self.run_on(self.reference, call, asked)
@@ -105,13 +105,17 @@ class Bench:
         return self._groups[key]
 
 
-def invoke(groups: Mapping[str, OpGroup], op: str, arguments: Mapping[str, object], driver: AcceleratorDriver) -> object:
+def invoke(
+    groups: Mapping[str, OpGroup], op: str, arguments: Mapping[str, object], driver: AcceleratorDriver
+) -> object:
     """Call an op as the engine does, by position in the contract's order, and wait for the device."""
     group, _, name = op.partition(".")
     if group not in groups:
         raise OpRefusedError(f"driver {driver.name!r} has no group {group!r} for op {op!r}")
     order = parameters_of(op)
-    positional = [arguments[parameter] for parameter in order if parameter not in _keyword_only(op) and parameter in arguments]
+    positional = [
+        arguments[parameter] for parameter in order if parameter not in _keyword_only(op) and parameter in arguments
+    ]
     keywords = {parameter: arguments[parameter] for parameter in _keyword_only(op) if parameter in arguments}
     with torch.inference_mode():
         result = getattr(groups[group], name)(*positional, **keywords)
@@ -129,7 +133,7 @@ def effects(op: str, result: object, arguments: Mapping[str, object]) -> Effects
 
 
 def widened(call: OpCall) -> OpCall:
-    """Return a call whose float inputs are float64; what an op writes in place, and stored weights, stay as they are."""
+    """Return a call whose float inputs are float64; what an op writes, and stored weights, stay as they are."""
     kept = MUTATED.get(call.op, ())
 
     def widen(tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -148,7 +152,9 @@ def parameters_of(op: str) -> tuple[str, ...]:
 @cache
 def _keyword_only(op: str) -> tuple[str, ...]:
     return tuple(
-        name for name, parameter in _signature(op).parameters.items() if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        name
+        for name, parameter in _signature(op).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     )
 
 

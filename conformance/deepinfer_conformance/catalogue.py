@@ -6,6 +6,7 @@ import difflib
 import fnmatch
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -18,6 +19,7 @@ from deepinfer_conformance.cases.axes import BF16, F32, KV
 from deepinfer_conformance.checks import composition, device, invariance, numerics, ranks, step_invariance, streams
 from deepinfer_conformance.data.call import OpCall
 from deepinfer_conformance.data.draws import Draws
+from deepinfer_conformance.data.stored import load_call
 from deepinfer_conformance.data.worlds import World
 from deepinfer_conformance.outcomes import Level
 
@@ -83,6 +85,32 @@ def chosen(
     )
 
 
+def captured_case(path: Path) -> Case:
+    """Return the case of a captured call: its inputs are the file's, its law is numerics.
+
+    Raises:
+        ArgumentError: the file is no captured call, or of an op that this contract does not have.
+    """
+    call, options = load_call(path)
+    if call.op not in all_op_names():
+        raise ArgumentError(str(path), [_no_such_op(call.op)])
+    return Case(
+        id=str(path),
+        level=Level.L1,
+        check="captured",
+        op=call.op,
+        options=options,
+        seed=0,
+        law=numerics.prepared if call.op in _PREPARES else numerics.numerics,
+        build=partial(_loaded, path),
+    )
+
+
+def _loaded(path: Path) -> OpCall:
+    call, _ = load_call(path)
+    return call
+
+
 def parse_profile(name: str) -> Profile:
     """Return the profile of that name, or raise ArgumentError."""
     for profile in PROFILES:
@@ -114,14 +142,20 @@ def _ops(seed: int) -> Iterator[Case]:
         yield from _cases(specimen, Level.L1, check, law, seed, specimen.options)
         if is_first and not specimen.full:
             seen.add(specimen.op)
-            yield from _cases(specimen, Level.L1, "refusal", law, seed, (_REFUSED_OPTIONS,))
+            yield from _cases(specimen, Level.L1, "refusal", numerics.refusal, seed, (_REFUSED_OPTIONS,))
         if is_prepare:
             continue
         if _is_representative(specimen):
             yield from _cases(specimen, Level.L1, "read_only", numerics.read_only, seed, specimen.options[:1])
             yield from _cases(specimen, Level.L1, "unwritten", numerics.unwritten, seed, specimen.options[:1])
             yield from _cases(
-                specimen, Level.L2, "repetition", invariance.repetition, seed, specimen.options[:2], Repeatability.RUN_TO_RUN
+                specimen,
+                Level.L2,
+                "repetition",
+                invariance.repetition,
+                seed,
+                specimen.options[:2],
+                Repeatability.RUN_TO_RUN,
             )
         if specimen.by_rows:
             yield from _invariance(specimen, seed)
@@ -204,7 +238,15 @@ def _ranks(seed: int) -> Iterator[Case]:
         for world in _RANKS if check != "dead_rank" else (3,):
             name = f"{world}_ranks"
             yield Case(
-                case_id(Level.L3, "", check, name), Level.L3, check, "", F32, seed, law, timeout_s=120.0, facts={"ranks": world}
+                case_id(Level.L3, "", check, name),
+                Level.L3,
+                check,
+                "",
+                F32,
+                seed,
+                law,
+                timeout_s=120.0,
+                facts={"ranks": world},
             )
 
 

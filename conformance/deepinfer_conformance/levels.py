@@ -75,7 +75,11 @@ def _state(level: Level, results: Sequence[CaseResult], claims: Mapping[str, Any
         return LevelState(level, Standing.FAILED, f"{len(broken)} of {len(results)} cases, first {broken[0].id}")
     if level in _OPTIONAL and _is_absent(level, claims):
         why = "one rank: no collective backend is claimed" if level is Level.L3 else "graphs: none"
-        return LevelState(level, Standing.NOT_APPLICABLE, why) if not missing else LevelState(level, Standing.NOT_RUN, _list(missing))
+        return (
+            LevelState(level, Standing.NOT_APPLICABLE, why)
+            if not missing
+            else LevelState(level, Standing.NOT_RUN, _list(missing))
+        )
     if lacking:
         return LevelState(level, Standing.NOT_CLAIMED, lacking)
     if missing:

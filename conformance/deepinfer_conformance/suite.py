@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepinfer_conformance.case import Case, Profile
-from deepinfer_conformance.catalogue import catalogue, chosen
+from deepinfer_conformance.catalogue import captured_case, catalogue, chosen
 from deepinfer_conformance.data.call import tensors
 from deepinfer_conformance.data.digest import input_sha256
+from deepinfer_conformance.data.stored import SUFFIX
 from deepinfer_conformance.outcomes import CaseResult, Level
 from deepinfer_conformance.report.document import Document, RunFacts, build_report, results_of, write_report
 from deepinfer_conformance.report.facts import now
@@ -88,8 +89,13 @@ def write_package(document: Document, folder: Path) -> tuple[Path, ...]:
 
 
 def replay(driver: str, case_id: str, *, seed: int = 0) -> CaseResult:
-    """Run one case in a child process and return its result; ArgumentError if there is no such case."""
-    (case,) = chosen(catalogue(seed, "full"), ids=[case_id])[:1]
+    """Run one case, or one captured call by its file, in a child process and return its result.
+
+    Raises:
+        ArgumentError: there is no such case and no such file.
+    """
+    path = Path(case_id)
+    case = captured_case(path) if path.suffix == SUFFIX else chosen(catalogue(seed, "full"), ids=[case_id])[0]
     (result,) = run_in_children([case], Order(driver, seed, "full", waivers_as_toml(packaged_waivers()))).results
     return result
 
@@ -114,7 +120,12 @@ def op_page(op: str, cases: Sequence[Case]) -> str:
         if case.build is None:
             continue
         call = case.build()
-        lines += [f"Inputs SHA-256 `{input_sha256(call)}`", "", "| argument | dtype | shape | strides |", "| --- | --- | --- | --- |"]
+        lines += [
+            f"Inputs SHA-256 `{input_sha256(call)}`",
+            "",
+            "| argument | dtype | shape | strides |",
+            "| --- | --- | --- | --- |",
+        ]
         lines += [
             f"| `{name}` | {str(tensor.dtype).removeprefix('torch.')} | {tuple(tensor.shape)} | {tensor.stride()} |"
             for name, tensor in tensors(call.arguments)

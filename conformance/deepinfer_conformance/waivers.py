@@ -71,7 +71,9 @@ def parse_waivers(text: str, what: str) -> tuple[Waiver, ...]:
         if "expires" in entry and (not isinstance(expires, datetime.date) or isinstance(expires, datetime.datetime)):
             wrong.append(f"waiver {number}: expires is {expires!r}; write a date such as 2027-03-01, without quotes")
         wrong += [
-            f"waiver {number}: {name!r} is empty" for name in _FIELDS if isinstance(entry.get(name), str) and not entry[name]
+            f"waiver {number}: {name!r} is empty"
+            for name in _FIELDS
+            if isinstance(entry.get(name), str) and not entry[name]
         ]
         problems += wrong
         if not wrong and isinstance(expires, datetime.date):

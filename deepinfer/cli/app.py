@@ -18,7 +18,7 @@ import typer
 from typer.exceptions import TyperException
 from typer.main import get_command
 
-from deepinfer.cli import checkpoint, devices, env, generate, plan
+from deepinfer.cli import bench, checkpoint, devices, env, generate, plan
 from deepinfer.cli.command import Command
 from deepinfer.cli.session import Session
 from deepinfer.errors import ArgumentError, ConfigurationError, DeepInferError, TokenizerError
@@ -54,6 +54,10 @@ def build() -> typer.Typer:
     group.command("inspect", cls=Command)(checkpoint.inspect)
     group.command("make", cls=Command)(checkpoint.make)
     app.add_typer(group, name="checkpoint", help="Look into a checkpoint, or make one with random weights.")
+    measures = typer.Typer(rich_markup_mode=None, context_settings=_HELP_NAMES)
+    measures.callback(invoke_without_command=True)(_group)
+    measures.command("core", cls=Command)(bench.core)
+    app.add_typer(measures, name="bench", help="Measure; every figure says where it was taken.")
     return app
 
 

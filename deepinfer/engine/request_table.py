@@ -105,9 +105,7 @@ class RequestTable:
         if living != listed:
             problems.append(f"answers {sorted(living ^ listed)} are living, or listed as living, but not both")
         if living != scheduled:
-            problems.append(
-                f"answers {sorted(living ^ scheduled)} are living here or in the scheduler, not in both"
-            )
+            problems.append(f"answers {sorted(living ^ scheduled)} are living here or in the scheduler, not in both")
         lost = [name for name, request in self._requests.items() if request.is_finished and name not in self._due]
         if lost:
             problems.append(f"requests {lost} have ended, but no record of them is due")

@@ -51,6 +51,8 @@ FROZEN_FLAGS = {
     "deepinfer checkpoint": [],
     "deepinfer checkpoint inspect": ["directory", "--json"],
     "deepinfer checkpoint make": ["out", "--config", "--seed", "--format", "--shards"],
+    "deepinfer bench": [],
+    "deepinfer bench core": ["--running", "--steps", "--save-result"],
 }
 
 

@@ -82,7 +82,7 @@ def _row_bound(call: OpCall, options: OpOptions, step: StepLayout, row: int, out
     moved_HnC = share_Hn[:, :, None] * (keys_nC[None] - output_HC[:, None]).abs() * error_Hn[:, :, None]
     accumulator = torch.float64 if dtype == torch.float64 else torch.float32
     summed_HC = growth(count + 1, accumulator) * ((share_Hn @ keys_nC.abs()) + output_HC.abs())
-    bound = moved_HnC.sum(1) + summed_HC + score_factors.result * output_HC.abs() + score_factors.floor
+    bound: torch.Tensor = moved_HnC.sum(1) + summed_HC + score_factors.result * output_HC.abs() + score_factors.floor
     if options.numerics == "served":
         rounded_HnC = 2 * UNIT_ROUNDOFF[torch.bfloat16] * share_Hn[:, :, None] * keys_nC.abs()[None]
         bound = bound + independent(rounded_HnC, 1)

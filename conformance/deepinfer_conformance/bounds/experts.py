@@ -4,9 +4,9 @@ portable: ``g``, ``u`` are products over D, ``h = silu(min(g, limit)) * clamp(u)
 (the largest slope of silu) and ``|silu(g)|`` in u, and ``y`` is a product over I. In a narrow activation dtype g, u and
 h may each be rounded to it once: independent errors, added by their norm.
 
-served: g and u are rounded to bfloat16 (twice, by driver and yardstick), and ``h`` times the routing weight is quantised
-per 32 to e4m3. A value near a tie may be quantised to the other neighbour: one step, 2^-3 of the value or the block's
-smallest step. Those flips are rare and independent; their bound is again the norm's.
+served: g and u are rounded to bfloat16 (twice, by driver and yardstick), and ``h`` times the routing weight is
+quantised per 32 to e4m3. A value near a tie may be quantised to the other neighbour: one step, 2^-3 of the value or
+the block's smallest step. Those flips are rare and independent; their bound is again the norm's.
 
 Legend: T rows, D hidden size, k slots, I intermediate size.
 """

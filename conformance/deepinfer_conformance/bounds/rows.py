@@ -1,3 +1,4 @@
+# ruff: noqa: ARG001 - all bounds share one signature
 """Bounds of the ops that act on rows alone: products, norms, rotary, pooling, mixing, gate.
 
 Each function says which terms its sum has; `tolerance` says what they may cost.

@@ -1,3 +1,4 @@
+# ruff: noqa: ARG001 - all bounds share one signature
 """Bounds of sampling: everything is exact but ``exp``, which may differ by one unit of a weight.
 
 Legend: B rows, V vocabulary.

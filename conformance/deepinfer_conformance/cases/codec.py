@@ -20,7 +20,12 @@ from deepinfer_conformance.data.worlds import NAN_BYTE
 
 WIDTH = 64
 BLOCKS, PER_BLOCK, SLOTS, RING = 7, 4, 5, 6
-FORMATS: tuple[RecordFormat, ...] = (WindowRecord(WIDTH), LongRangeRecord(WIDTH), IndexRecord(WIDTH), Float32Record(WIDTH))
+FORMATS: tuple[RecordFormat, ...] = (
+    WindowRecord(WIDTH),
+    LongRangeRecord(WIDTH),
+    IndexRecord(WIDTH),
+    Float32Record(WIDTH),
+)
 
 
 def specimens(seed: int) -> Iterator[Specimen]:
@@ -108,7 +113,7 @@ def _pool(draws: Draws, record_format: RecordFormat, outer: int, inner: int, *, 
     records = torch.full((outer, inner, record_format.nbytes), NAN_BYTE, dtype=torch.uint8)
     if not poisoned:
         records = record_format.encode(draws.normal("records", outer, inner, WIDTH))
-    return _row_pitched(records.flatten(1)).unflatten(1, (inner, record_format.nbytes))
+    return torch.unflatten(_row_pitched(records.flatten(1)), 1, (inner, record_format.nbytes))
 
 
 def _row_pitched(bytes_Nb: torch.Tensor) -> torch.Tensor:

@@ -64,7 +64,12 @@ def _route(seed: int) -> Iterator[Specimen]:
             if change is not None:
                 change(tensors)
             router = RouterWeights(tensors["gate"], tensors["bias"], tensors["image_bias"])
-            arguments = {"x_TD": tensors["x"], "router": router, "image_T": tensors["image"], "valid_T": tensors["valid"]}
+            arguments = {
+                "x_TD": tensors["x"],
+                "router": router,
+                "image_T": tensors["image"],
+                "valid_T": tensors["valid"],
+            }
             return OpCall(found.op, {**arguments, "top_k": top_k, "scale": 1.5})
 
         found.add(name, build, exact=whole_numbers, by_rows=by_rows, top_k=top_k)
@@ -75,7 +80,11 @@ def _route(seed: int) -> Iterator[Specimen]:
     route("top_1_is_not_normalised", 5, top_k=1)
     route("all_experts", 4, top_k=2 * EXPERTS)
     route("ties", 9, whole_numbers=True, by_rows=True)
-    route("padding_rows", 6, change=lambda tensors: tensors.update(valid=torch.tensor([True, False, True, False, True, False])))
+    route(
+        "padding_rows",
+        6,
+        change=lambda tensors: tensors.update(valid=torch.tensor([True, False, True, False, True, False])),
+    )
     route("all_image_rows", 4, change=lambda tensors: tensors.update(image=torch.ones(4, dtype=torch.bool)))
     route("pitched_input", 5, change=lambda tensors: tensors.update(x=pitched(tensors["x"], NAN)))
     route("large_logits", 4, change=lambda tensors: tensors.update(x=tensors["x"] * 60))
@@ -83,7 +92,9 @@ def _route(seed: int) -> Iterator[Specimen]:
 
 
 def _expert_recipe(draws: Draws, stored_format: StoredFormat) -> Recipe:
-    experts = [stored_expert(draws, f"layers.0.experts.{n}", stored_format, HIDDEN, INTERMEDIATE) for n in range(EXPERTS)]
+    experts = [
+        stored_expert(draws, f"layers.0.experts.{n}", stored_format, HIDDEN, INTERMEDIATE) for n in range(EXPERTS)
+    ]
     return Recipe("experts.prepare", {"experts": experts, "limit": LIMIT})
 
 
@@ -118,18 +129,21 @@ def _prepare(seed: int) -> Iterator[Specimen]:
         yield from found
 
 
+_ROUTED: tuple[tuple[str, int, str, StoredFormat], ...] = (
+    ("mxfp4", 9, "spread", "mxfp4"),
+    ("fp8", 6, "spread", "fp8_block32"),
+    ("bfloat16", 6, "spread", "bfloat16"),
+    ("one_row", 1, "spread", "mxfp4"),
+    ("no_rows", 0, "spread", "mxfp4"),
+    ("every_row_to_the_same_experts", 17, "one expert", "mxfp4"),
+    ("slots_without_expert", 7, "padding", "mxfp4"),
+)
+
+
 def _routed(seed: int) -> Iterator[Specimen]:
     for op in ("experts.routed", "experts.local"):
         found = Specimens(op, seed, NUMERIC)
-        for name, rows, kind, stored_format in (
-            ("mxfp4", 9, "spread", "mxfp4"),
-            ("fp8", 6, "spread", "fp8_block32"),
-            ("bfloat16", 6, "spread", "bfloat16"),
-            ("one_row", 1, "spread", "mxfp4"),
-            ("no_rows", 0, "spread", "mxfp4"),
-            ("every_row_to_the_same_experts", 17, "one expert", "mxfp4"),
-            ("slots_without_expert", 7, "padding", "mxfp4"),
-        ):
+        for name, rows, kind, stored_format in _ROUTED:
 
             def build(
                 draws: Draws,

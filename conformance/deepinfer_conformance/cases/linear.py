@@ -143,19 +143,20 @@ def _spoilt(row: int, value: float) -> Change:
 
 def _grouped(seed: int) -> Iterator[Specimen]:
     found = Specimens("linear.grouped", seed, NUMERIC)
-    for name, stored_format, (rows, groups, out_features, in_features) in (
+    grouped: tuple[tuple[str, StoredFormat, tuple[int, int, int, int]], ...] = (
         ("fp8", "fp8_block32", (9, 2, 32, 64)),
         ("four_groups", "fp8_block32", (3, 4, 32, 96)),
         ("bfloat16", "bfloat16", (5, 3, 20, 40)),
         ("no_rows", "fp8_block32", (0, 2, 32, 64)),
         ("one_row", "fp8_block32", (1, 2, 32, 64)),
-    ):
+    )
+    for name, stored_format, sizes in grouped:
 
         def build(
             draws: Draws,
             options: OpOptions,
             stored_format: StoredFormat = stored_format,
-            sizes: tuple[int, int, int, int] = (rows, groups, out_features, in_features),
+            sizes: tuple[int, int, int, int] = sizes,
         ) -> OpCall:
             rows, groups, out_features, in_features = sizes
             stored = stored_weight(draws, "layers.0.wo_a", stored_format, groups * out_features, in_features)
@@ -163,5 +164,5 @@ def _grouped(seed: int) -> Iterator[Specimen]:
             recipe = Recipe("linear.prepare_grouped", {"stored": stored, "groups": groups})
             return OpCall("linear.grouped", {"x_TGK": x_TGK, "weight": recipe})
 
-        found.add(name, build, by_rows=rows > 1)
+        found.add(name, build, by_rows=sizes[0] > 1)
     return iter(found)

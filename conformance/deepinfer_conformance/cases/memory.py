@@ -40,7 +40,9 @@ def _constants(draws: Draws) -> NgramHash:
 def _ngram_rows(seed: int) -> Iterator[Specimen]:
     found = Specimens("memory.ngram_rows", seed, ONCE)
 
-    def hashed(name: str, rows: int, change: Callable[[torch.Tensor], None] | None = None, *, by_rows: bool = False) -> None:
+    def hashed(
+        name: str, rows: int, change: Callable[[torch.Tensor], None] | None = None, *, by_rows: bool = False
+    ) -> None:
         def build(draws: Draws, _: OpOptions) -> OpCall:
             tokens_TG = draws.integers("tokens", 0, 2**20, rows, LENGTH)
             if change is not None:
@@ -126,7 +128,11 @@ def _gate(seed: int) -> Iterator[Specimen]:
     gate("no_rows", (0, 4, 32))
     gate("all_alive", (5, 2, 48), lambda arguments: arguments.update(alive_T=torch.ones(5, dtype=torch.bool)))
     gate("none_alive", (5, 2, 48), lambda arguments: arguments.update(alive_T=torch.zeros(5, dtype=torch.bool)))
-    gate("pitched_input", (5, 4, 32), lambda arguments: arguments.update(streams_TSD=pitched(arguments["streams_TSD"], NAN)))
+    gate(
+        "pitched_input",
+        (5, 4, 32),
+        lambda arguments: arguments.update(streams_TSD=pitched(arguments["streams_TSD"], NAN)),
+    )
 
     def nan_rows(arguments: dict[str, torch.Tensor]) -> None:
         """A NaN key must show in the row's streams, not become the clamp's constant; dead rows keep their bits."""

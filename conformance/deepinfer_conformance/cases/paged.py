@@ -38,7 +38,9 @@ def specimens(seed: int) -> Iterator[Specimen]:
 def _compression(seed: int) -> Iterator[Specimen]:
     found = Specimens("compression.pool_pairs", seed, PLAIN)
 
-    def pool(name: str, chunks: Sequence[Chunk], kind: StepKind = "prefill", placement: Placement | None = None) -> None:
+    def pool(
+        name: str, chunks: Sequence[Chunk], kind: StepKind = "prefill", placement: Placement | None = None
+    ) -> None:
         def build(draws: Draws, options: OpOptions) -> OpCall:
             return World(draws, options).lay(chunks, kind, placement).pooling()
 
@@ -179,7 +181,11 @@ def _attention(seed: int) -> Iterator[Specimen]:
     attend("many_heads", DECODE_MANY, "decode", sizes=Sizes(width=64, heads=17))
     attend("strong_sink", MIDDLE, change=lambda call: call.replacing(sinks_H=call.tensor("sinks_H") + 30.0))
     attend("sharp_scores", MIDDLE, change=lambda call: call.replacing(query_THC=call.tensor("query_THC") * 16))
-    attend("pitched_query", MIDDLE, change=lambda call: call.replacing(query_THC=pitched(call.tensor("query_THC"), float("nan"))))
+    attend(
+        "pitched_query",
+        MIDDLE,
+        change=lambda call: call.replacing(query_THC=pitched(call.tensor("query_THC"), float("nan"))),
+    )
     attend("random_poison", MIDDLE, placement=Placement(poison=1))
     return iter(found)
 

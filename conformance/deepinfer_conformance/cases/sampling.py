@@ -50,7 +50,7 @@ def _adjust(seed: int) -> Iterator[Specimen]:
 
         found.add(name, build)
 
-    adjust("nothing", lambda draws, rows: LogitAdjustments())
+    adjust("nothing", lambda _draws, _rows: LogitAdjustments())
     adjust("bias", lambda draws, rows: LogitAdjustments(bias=_bias(draws, rows)))
     adjust("penalties", lambda draws, rows: LogitAdjustments(penalties=_penalties(draws, rows)))
     adjust("bans", lambda draws, rows: LogitAdjustments(bans=_places(draws, "bans", rows, 9, repeated=True)))
@@ -99,7 +99,9 @@ def _bitmask(draws: Draws, rows: int) -> torch.Tensor:
 
 def _everything(draws: Draws, rows: int) -> LogitAdjustments:
     bans = _places(draws, "bans", rows, 9, repeated=True)
-    return LogitAdjustments(_bias(draws, rows), _penalties(draws, rows), bans, _allowed(draws, rows), _bitmask(draws, rows))
+    return LogitAdjustments(
+        _bias(draws, rows), _penalties(draws, rows), bans, _allowed(draws, rows), _bitmask(draws, rows)
+    )
 
 
 def sampling_rows(draws: Draws, rows: int, width: int) -> SamplingRows:
@@ -136,7 +138,14 @@ def logits_of(draws: Draws, name: str, rows: int, width: int) -> torch.Tensor:
     return logits_BV
 
 
-LOGITS = (("plain", 20, WIDTH), ("ties", 20, 64), ("flat", 10, 33), ("broken", 10, WIDTH), ("one_token", 10, 1), ("no_rows", 0, 40))
+LOGITS = (
+    ("plain", 20, WIDTH),
+    ("ties", 20, 64),
+    ("flat", 10, 33),
+    ("broken", 10, WIDTH),
+    ("one_token", 10, 1),
+    ("no_rows", 0, 40),
+)
 
 
 def _weigh_and_sample(seed: int) -> Iterator[Specimen]:
@@ -164,7 +173,7 @@ def _uniforms(seed: int) -> Iterator[Specimen]:
 
         found.add(f"{rows}_rows", build, by_rows=rows == 64)
     ends = torch.tensor([0, -1, 2**63 - 1, -(2**63), 2**32, 2**31])
-    found.add("ends_of_the_range", lambda draws, _: OpCall(found.op, {"seeds_B": ends, "streams_B": ends.flip(0)}))
+    found.add("ends_of_the_range", lambda _draws, _: OpCall(found.op, {"seeds_B": ends, "streams_B": ends.flip(0)}))
     return iter(found)
 
 

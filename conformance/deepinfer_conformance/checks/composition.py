@@ -21,8 +21,12 @@ def parts(bench: Bench, case: Case) -> Sequence[Finding]:
     arguments = bench.placed(bench.driver, call, options)
     group = groups[call.op.partition(".")[0]]
     if isinstance(group, ExpertOps):
-        slots = invoke(groups, "experts.routed", {name: arguments[name] for name in ("x_TD", "routing", "experts")}, bench.driver)
-        shared = invoke(groups, "experts.shared", {"x_TD": arguments["x_TD"], "expert": arguments["shared"]}, bench.driver)
+        slots = invoke(
+            groups, "experts.routed", {name: arguments[name] for name in ("x_TD", "routing", "experts")}, bench.driver
+        )
+        shared = invoke(
+            groups, "experts.shared", {"x_TD": arguments["x_TD"], "expert": arguments["shared"]}, bench.driver
+        )
         result = invoke(groups, "experts.combine", {"shared_TD": shared, "slots_TkD": slots}, bench.driver)
         wanted = effects("experts.combine", result, {})
     elif isinstance(group, SamplingOps):

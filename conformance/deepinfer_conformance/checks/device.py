@@ -1,3 +1,4 @@
+# ruff: noqa: ARG001 - all laws share one signature
 """L0: the driver as a device: what it says of itself, memory, allocation, and refusal of what it does not claim."""
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ def identity(bench: Bench, case: Case) -> Sequence[Finding]:
     major, minor = driver.interface_version
     if major != INTERFACE_VERSION[0] or minor > INTERFACE_VERSION[1]:
         problems.append(f"interface_version {driver.interface_version} does not load in {INTERFACE_VERSION}")
-    if not isinstance(driver.device, torch.device):
-        problems.append(f"device is {driver.device!r}, not a torch.device")
+    device: object = driver.device
+    if not isinstance(device, torch.device):
+        problems.append(f"device is {device!r}, not a torch.device")
     return _problems(problems)
 
 

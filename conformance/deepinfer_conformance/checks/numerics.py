@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
-from deepinfer.accelerator import PreparedWeight
+from deepinfer.accelerator import PreparedWeight, StoredExpert, StoredWeight
 from deepinfer_conformance.bench import Bench, Effects, invoke
 from deepinfer_conformance.bounds import bounds_of
 from deepinfer_conformance.case import Case
@@ -53,11 +54,35 @@ def prepared(bench: Bench, case: Case) -> Sequence[Finding]:
     if not isinstance(weight, PreparedWeight):
         return [Finding("is a PreparedWeight", 1.0, 0.0, f"{call.op} returned a {type(weight).__qualname__}")]
     problems = []
-    if not isinstance(weight.name, str) or not weight.name.startswith("layers.0."):
-        problems.append(f"name is {weight.name!r}, not the stored weight's")
+    names = _stored_names(call.arguments)
+    if weight.name not in names:
+        problems.append(f"name is {weight.name!r}; the stored weights are called {', '.join(names[:3])}")
     if not isinstance(weight.nbytes, int) or weight.nbytes <= 0:
         problems.append(f"nbytes is {weight.nbytes!r}; the weight holds memory")
     return [Finding("wrong attributes", float(len(problems)), 0.0, "; ".join(problems))]
+
+
+def _stored_names(value: object) -> list[str]:
+    """Return the names of all stored weights in a value, however deep."""
+    if isinstance(value, StoredWeight):
+        return [value.name]
+    if isinstance(value, StoredExpert):
+        return [value.w1.name, value.w2.name, value.w3.name]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [name for each in value for name in _stored_names(each)]
+    return []
+
+
+def refusal(bench: Bench, case: Case) -> Sequence[Finding]:
+    """Ask for what lies outside the claims; whoever computes it all the same has failed, whatever comes out."""
+    call = case.inputs()
+    if case.op.endswith(("prepare", "prepare_grouped", "prepare_shared")):
+        invoke(bench.groups(bench.driver, case.options), call.op, dict(call.arguments), bench.driver)
+    else:
+        bench.run(call, case.options)
+    return [Finding("computed", 0.0, 0.0)]
 
 
 def read_only(bench: Bench, case: Case) -> Sequence[Finding]:
@@ -66,7 +91,11 @@ def read_only(bench: Bench, case: Case) -> Sequence[Finding]:
     arguments = bench.placed(bench.driver, call, case.options)
     before = {name: copied(tensor, torch.device("cpu")) for name, tensor in tensors(arguments)}
     invoke(bench.groups(bench.driver, case.options), call.op, arguments, bench.driver)
-    written = {name.removeprefix("argument.") for name in bench.peer(case.inputs(), case.options) if name.startswith("argument.")}
+    written = {
+        name.removeprefix("argument.")
+        for name in bench.peer(case.inputs(), case.options)
+        if name.startswith("argument.")
+    }
     return [
         bit_finding(name, tensor.cpu(), before[name], "after the call ")
         for name, tensor in tensors(arguments)
@@ -79,15 +108,16 @@ def unwritten(bench: Bench, case: Case) -> Sequence[Finding]:
     call = bench.prepared(case.inputs(), case.options)
     plain = bench.run(call, case.options)
     before = torch.get_deterministic_debug_mode()
-    filled = torch.utils.deterministic.fill_uninitialized_memory
+    switch: Any = torch.utils.deterministic
+    filled = switch.fill_uninitialized_memory
     try:
         # With deterministic algorithms on, torch fills what it allocates with NaN, or the largest integer.
-        torch.utils.deterministic.fill_uninitialized_memory = True
+        switch.fill_uninitialized_memory = True
         torch.set_deterministic_debug_mode("warn")
         poisoned = bench.run(call, case.options)
     finally:
         torch.set_deterministic_debug_mode(before)
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        switch.fill_uninitialized_memory = filled
     return [_unwritten_finding(part, poisoned[part], plain[part]) for part in plain]
 
 

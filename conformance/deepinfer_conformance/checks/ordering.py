@@ -26,7 +26,9 @@ MISPLACED = "misplaced picks"
 INFINITY = math.inf
 
 
-def selection(call: OpCall, options: OpOptions, got: Effects, exact: Effects, peer: Effects, *, is_exact: bool) -> list[Finding]:
+def selection(
+    call: OpCall, options: OpOptions, got: Effects, exact: Effects, peer: Effects, *, is_exact: bool
+) -> list[Finding]:
     """Judge `selection.top_entries`."""
     step, rule = call.at("step"), call.at("rule")
     if not isinstance(step, StepLayout) or not isinstance(rule, SelectionRule):
@@ -141,7 +143,9 @@ def _blocks(score_n: torch.Tensor, error_n: torch.Tensor, size: int) -> tuple[to
     return score_b, error_b
 
 
-def routing(call: OpCall, options: OpOptions, got: Effects, exact: Effects, peer: Effects, *, is_exact: bool) -> list[Finding]:
+def routing(
+    call: OpCall, options: OpOptions, got: Effects, exact: Effects, peer: Effects, *, is_exact: bool
+) -> list[Finding]:
     """Judge `experts.route`: the order of the experts, then the weights of those that were chosen."""
     experts_part, weights_part = "result.experts_Tk", "result.weights_Tk"
     for part in (experts_part, weights_part):
@@ -155,9 +159,17 @@ def routing(call: OpCall, options: OpOptions, got: Effects, exact: Effects, peer
         problems = [
             f"row {row}: {problem}"
             for row in range(len(chosen_Tk))
-            if (problem := _order_problem(chosen_Tk[row].tolist(), biased_TE[row], error_TE[row], valid=bool(valid_T[row])))
+            if (
+                problem := _order_problem(
+                    chosen_Tk[row].tolist(), biased_TE[row], error_TE[row], valid=bool(valid_T[row])
+                )
+            )
         ]
-        findings.append(Finding(MISPLACED, float(len(problems)), 0.0, "; ".join(problems[:1]), reference_error=0.0, part=experts_part))
+        findings.append(
+            Finding(
+                MISPLACED, float(len(problems)), 0.0, "; ".join(problems[:1]), reference_error=0.0, part=experts_part
+            )
+        )
     if any(not finding.holds for finding in findings):
         return findings
     weight_Tk, bound_Tk = routed_weights(call, options, chosen_Tk)

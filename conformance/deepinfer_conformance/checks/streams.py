@@ -1,3 +1,4 @@
+# ruff: noqa: ARG001 - all laws share one signature
 """L4: streams and events keep order; recorded graphs give what eager calls give, with new values at old addresses."""
 
 from __future__ import annotations

@@ -23,7 +23,9 @@ QUANTISED = ("fp8_block32", "mxfp4")
 _GROUP = 32
 
 
-def stored_weight(draws: Draws, name: str, stored_format: StoredFormat, out_features: int, in_features: int) -> StoredWeight:
+def stored_weight(
+    draws: Draws, name: str, stored_format: StoredFormat, out_features: int, in_features: int
+) -> StoredWeight:
     """Return a random weight whose products keep the scale of their inputs."""
     values_NK = draws.normal(name, out_features, in_features, scale=in_features**-0.5)
     return store(name, stored_format, values_NK)

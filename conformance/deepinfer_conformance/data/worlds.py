@@ -77,7 +77,13 @@ class World:
     """Contents of a few requests."""
 
     def __init__(
-        self, draws: Draws, options: OpOptions, sizes: Sizes | None = None, *, whole_numbers: bool = False, shared: int = 0
+        self,
+        draws: Draws,
+        options: OpOptions,
+        sizes: Sizes | None = None,
+        *,
+        whole_numbers: bool = False,
+        shared: int = 0,
     ) -> None:
         """Draw the contents.
 
@@ -95,7 +101,9 @@ class World:
         released = options.kv_cache_dtype == "released"
         self.window_format: RecordFormat = WindowRecord(sizes.width) if released else Float32Record(sizes.width)
         self.entry_format: RecordFormat = LongRangeRecord(sizes.width) if released else Float32Record(sizes.width)
-        self.index_format: RecordFormat = IndexRecord(sizes.index_width) if released else Float32Record(sizes.index_width)
+        self.index_format: RecordFormat = (
+            IndexRecord(sizes.index_width) if released else Float32Record(sizes.index_width)
+        )
         count, positions, entries = sizes.requests, sizes.positions, sizes.positions // sizes.ratio
         dtype = options.activation_dtype
         self.window_RPC = draws.normal("window", count, positions, sizes.width)
@@ -255,7 +263,9 @@ class Laid:
             cached_R=_int64([chunk.cached for chunk in chunks]),
             state_slots_R=self._slots_R[requests],
             block_table_RB=self._used_table(),
-            request_T=_int64([n for n, c in enumerate(chunks) for _ in range(c.rows)] + [max(len(chunks) - 1, 0)] * padding),
+            request_T=_int64(
+                [n for n, c in enumerate(chunks) for _ in range(c.rows)] + [max(len(chunks) - 1, 0)] * padding
+            ),
             position_T=_int64([position for _, position in self.rows] + [0] * padding),
             window_start_R=_int64([chunk.window_start for chunk in chunks]),
             image_T=torch.zeros(len(valid), dtype=torch.bool),
@@ -277,7 +287,9 @@ class Laid:
         slot, table_B = int(self._slots_R[chunk.request]), self._table_RB[chunk.request]
         in_ring = last if kind == "decode" else chunk.cached
         held = torch.arange(max(chunk.window_start, in_ring - sizes.ring, 0), max(in_ring, chunk.window_start))
-        self.window.bytes_ZRb[slot, held % sizes.ring] = world.window_format.encode(world.window_RPC[chunk.request, held])
+        self.window.bytes_ZRb[slot, held % sizes.ring] = world.window_format.encode(
+            world.window_RPC[chunk.request, held]
+        )
         kept = torch.arange(max(0, chunk.cached - sizes.pending), chunk.cached)
         rows_W = torch.cat([world.gates_RPC[chunk.request, kept], world.latents_RPC[chunk.request, kept]], 1)
         self.pending.rows_ZPW[slot, kept % sizes.pending] = rows_W
@@ -296,7 +308,9 @@ class Laid:
         return Draws(self._poison, "poison").bytes(name, *shape)
 
     def _gathered(self, values_RP: torch.Tensor) -> torch.Tensor:
-        return self._rows_or([values_RP[row] for row in self.rows], torch.full(values_RP.shape[2:], float("nan"), dtype=values_RP.dtype))
+        return self._rows_or(
+            [values_RP[row] for row in self.rows], torch.full(values_RP.shape[2:], float("nan"), dtype=values_RP.dtype)
+        )
 
     def _rows_or(self, rows: list[torch.Tensor], filler: torch.Tensor) -> torch.Tensor:
         """Stack rows; padding rows hold ``filler``."""

@@ -12,8 +12,8 @@ over the positions.
 **What is asserted.** float32: wherever the reference's margin exceeds four tolerances, the driver's best token is the
 reference's, and at least half of the positions are decided that way. bfloat16 and served numerics: their roundings add
 up to more than any margin of a small model with random weights, so besides the rule of margins the logits' root mean
-square error must stay below half of their own deviation: outputs that had nothing to do with each other would be at
-1.4, and one wrong layer is close to that.
+square error must stay below a quarter of their own deviation: bfloat16 against float64 is at 0.12 on the reference,
+outputs that had nothing to do with each other would be at 1.4.
 
 Legend: P positions, V vocabulary, D hidden size, n slots.
 """
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -40,6 +40,7 @@ from deepinfer_conformance.tolerance import CONFIDENCE, UNIT_ROUNDOFF
 OPS_PER_LAYER = 24
 COARSEST_STEP = 2.0**-3
 MARGINS = 4.0
+LARGEST_SHARE_OF_DEVIATION = 0.25
 _STEPS = {"window": 2.0**-3, "long-range": 2.0 / 6, "index": 2.0 / 6}
 """Largest distance of two neighbouring codes, as a share of a block's maximum: e4m3, and e2m1 between 4 and 6."""
 
@@ -78,7 +79,7 @@ def logits(bench: Bench, case: Case) -> Sequence[Finding]:
     ]
     error_PV = (got_PV - exact_PV).abs()
     detail = (
-        f"{int(wrong_P.sum())} of {int(decided_P.sum())} decided positions differ in prefill (first {_first(wrong_P)}), "
+        f"{int(wrong_P.sum())} of {int(decided_P.sum())} decided positions differ in prefill, first {_first(wrong_P)}; "
         f"{len(wrong_decoded)} in decode; largest error {float(error_PV.max()):.3g}; {len(ids)} positions"
     )
     findings = [
@@ -93,7 +94,11 @@ def logits(bench: Bench, case: Case) -> Sequence[Finding]:
         findings.append(Finding(SHARE, share, MARGINS, f"a logit is {share:.3g} tolerances off"))
     else:
         rms = float(error_PV.square().mean().sqrt()) / deviation
-        findings.append(Finding("error / deviation", rms, 0.5, f"logits are {rms:.3g} of their own deviation off"))
+        findings.append(
+            Finding(
+                "error / deviation", rms, LARGEST_SHARE_OF_DEVIATION, f"logits are {rms:.3g} of their own deviation off"
+            )
+        )
     return findings
 
 
@@ -133,7 +138,9 @@ def records(bench: Bench, case: Case) -> Sequence[Finding]:
         step = 0.0 if case.options.kv_cache_dtype == "float32" else _STEPS[name.partition(" ")[0]]
         bound_nC = relative * scale_n1 + step * exact_nC.abs().amax(1, keepdim=True)
         both_empty = got_nC.isnan() & exact_nC.isnan()
-        share = torch.where(both_empty, 0.0, (got_nC.to(torch.float64) - exact_nC).abs() / bound_nC).nan_to_num(nan=math.inf)
+        share = torch.where(both_empty, 0.0, (got_nC.to(torch.float64) - exact_nC).abs() / bound_nC).nan_to_num(
+            nan=math.inf
+        )
         worst = float(share.max())
         findings.append(
             Finding(SHARE, worst, 1.0, f"{name}: slot {int(share.amax(1).argmax())} is {worst:.3g} of its bound off")

@@ -11,6 +11,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from deepinfer.engine.engine import Engine
+from deepinfer.engine.outputs import RequestOutput
 from deepinfer_conformance.bench import Bench
 from deepinfer_conformance.case import Case, Law
 from deepinfer_conformance.end_to_end import VOCABULARY
@@ -31,7 +32,7 @@ def abort(bench: Bench, case: Case) -> Sequence[Finding]:
         for number, prompt in enumerate(prompts[:3]):
             engine.add_request(f"kept/{number}", prompt, greedy(TOKENS))
         engine.add_request("victim", prompts[3] + prompts[1], greedy(TOKENS))
-        ended = {}
+        ended: dict[str, RequestOutput] = {}
         for _ in range(moment):
             ended |= {output.request_id: output for output in engine.step() if output.finished}
         stats = engine.stats()
@@ -43,9 +44,11 @@ def abort(bench: Bench, case: Case) -> Sequence[Finding]:
         ended |= drain(engine)
         if was_alive and ended["victim"].outputs[0].finish_reason != "abort":
             problems.append(f"step {moment}: the aborted request ended as {ended['victim'].outputs[0].finish_reason!r}")
-        for number in range(3):
-            if ended[f"kept/{number}"].outputs[0].token_ids != alone[number]:
-                problems.append(f"step {moment}: request {number} says something else beside an aborted one")
+        problems += [
+            f"step {moment}: request {number} says something else beside an aborted one"
+            for number in range(3)
+            if ended[f"kept/{number}"].outputs[0].token_ids != alone[number]
+        ]
         problems += _held(engine, f"step {moment}: ")
         if problems:
             return _findings(problems)
@@ -89,7 +92,9 @@ def fork(bench: Bench, case: Case) -> Sequence[Finding]:
             child = (*said, *ended["child"].outputs[0].token_ids)
             for who, tokens in (("parent", ended["parent"].outputs[0].token_ids), ("child", child)):
                 if tokens != alone[number]:
-                    problems.append(f"prompt {number}, forked after {len(said)} tokens: the {who} says {tokens}, not {alone[number]}")
+                    problems.append(
+                        f"prompt {number}, fork after {len(said)} tokens: the {who} says {tokens}, not {alone[number]}"
+                    )
             problems += _held(engine, f"prompt {number}, fork after {moment}: ")
             if problems:
                 return _findings(problems)
@@ -120,7 +125,7 @@ def leaks(bench: Bench, case: Case) -> Sequence[Finding]:
 
 
 def soak(bench: Bench, case: Case) -> Sequence[Finding]:
-    """Seeded traffic of arrivals, aborts and forks in a tight pool; every answer is compared with the one given alone."""
+    """Seeded arrivals and aborts in a tight pool; every answer is compared with the one that is given alone."""
     _, prompts, alone = _prepared(bench, case)
     engine = make_engine(bench.driver, case.options, batch_invariant=can_be_invariant(bench.driver), num_blocks=16)
     chance = random.Random(f"soak/{case.seed}")
@@ -139,14 +144,23 @@ def soak(bench: Bench, case: Case) -> Sequence[Finding]:
         for output in engine.step():
             if output.finished:
                 prompt, length = asked.pop(output.request_id)
-                compared += _compare(output.outputs[0].token_ids, alone[prompt], length, output.outputs[0].finish_reason, problems, number)
+                compared += _compare(
+                    output.outputs[0].token_ids,
+                    alone[prompt],
+                    length,
+                    output.outputs[0].finish_reason,
+                    problems,
+                    number,
+                )
         if number % 25 == 0:
             engine.check_invariants()
         if problems:
             break
     for output in drain(engine).values():
         prompt, length = asked.pop(output.request_id)
-        compared += _compare(output.outputs[0].token_ids, alone[prompt], length, output.outputs[0].finish_reason, problems, steps)
+        compared += _compare(
+            output.outputs[0].token_ids, alone[prompt], length, output.outputs[0].finish_reason, problems, steps
+        )
     if compared < steps // 20:
         problems.append(f"only {compared} answers were compared")
     return _findings(problems + _held(engine, "at the end: "))

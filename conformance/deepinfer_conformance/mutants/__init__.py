@@ -1,3 +1,4 @@
+# ruff: noqa: ARG001, ARG005 - all makers share one signature
 """For every check a driver that it must catch. A check without a mutant does not land: a test walks all of them."""
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from deepinfer_conformance.case import Case
 from deepinfer_conformance.data.call import mapped, tensors
 from deepinfer_conformance.drivers import Calls, Fault, FaultKind, FaultyDriver
 from deepinfer_conformance.mutants import rank_mutants
-from deepinfer_conformance.mutants.hosts import GraphDriver, RecordedGraph
+from deepinfer_conformance.mutants.hosts import GraphDriver, RankedDriver, RecordedGraph
 from deepinfer_conformance.mutants.numeric import late_bit, value_faults
 from deepinfer_conformance.mutants.rewiring import OpFunction, RewiredDriver
 
@@ -107,7 +108,10 @@ def _leaves_memory_unwritten(case: Case, original: OpFunction) -> OpFunction:
         # Ops that return nothing: a temporary of theirs reaches what they write.
         given = {**dict(zip(parameters_of(case.op), args, strict=False)), **keywords}
         for name, tensor in tensors(given):
-            if name in ("pool_Nb", "logits_BV", "cache.bytes_ZRb", "cache.bytes_NEb", "cache.bytes_Nb") and tensor.numel():
+            if (
+                name in ("pool_Nb", "logits_BV", "cache.bytes_ZRb", "cache.bytes_NEb", "cache.bytes_Nb")
+                and tensor.numel()
+            ):
                 tensor[0] = torch.empty_like(tensor[0])
         return result
 
@@ -211,11 +215,11 @@ def _too_much_memory(_: AcceleratorDriver) -> Any:
     return lambda: MemoryInfo(total_bytes=2**30, free_bytes=2**31)
 
 
-def _ranks(driver: type[rank_mutants.RankedDriver]) -> Make:
-    return lambda bench, case: [driver()]
+def _ranks(driver: type[RankedDriver], least: int = 2) -> Make:
+    return lambda bench, case: [driver()] if int(str(case.facts["ranks"])) >= least else []
 
 
-_RANKED: Final = rank_mutants.RankedDriver
+_RANKED: Final = RankedDriver
 _LATE_BIT = Mutant("one bit of one row flips from the second call on", _faulty(late_bit))
 _STALE_STORE = Fault(op="codec.store_window", kind=FaultKind.STALE, calls=Calls(first=60, every=5))
 
@@ -243,7 +247,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "L2/rows_at_once": _LATE_BIT,
     "L2/step_threads": _LATE_BIT,
     "L2/parts": Mutant("one of the parts differs by a bit", _late_part),
-    "L3/all_reduce": Mutant("adds in the opposite order", _ranks(rank_mutants.BackwardsDriver), _RANKED),
+    "L3/all_reduce": Mutant("adds in the opposite order", _ranks(rank_mutants.BackwardsDriver, 3), _RANKED),
     "L3/all_gather": Mutant("stacks one rank late", _ranks(rank_mutants.OneRankLateDriver), _RANKED),
     "L3/all_to_all": Mutant("returns rows in the wrong order", _ranks(rank_mutants.SwappedRowsDriver), _RANKED),
     "L3/broadcast": Mutant("always sends from rank 0", _ranks(rank_mutants.AlwaysFromZeroDriver), _RANKED),
@@ -253,12 +257,14 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "L4/order": Mutant("events are never done", _part("new_stream", _lost_events)),
     "L4/graph": Mutant("a replay runs nothing", _stale_graphs, GraphDriver),
     "L5/logits": Mutant(
-        "one layer's expert output is that of the step before",
-        _always(Fault(op="experts.combine", kind=FaultKind.STALE, calls=Calls(first=9, every=9))),
+        "every second layer's attention is that of the layer before",
+        _always(Fault(op="attention.sparse", kind=FaultKind.STALE, calls=Calls(first=2, every=2))),
     ),
     "L5/tokens": Mutant(
         "one element of one attention output jumps in the second answer",
-        _always(Fault(op="norm.rms", kind=FaultKind.VALUE, calls=Calls(first=600, every=3), row=0, element=0, amount=40.0)),
+        _always(
+            Fault(op="norm.rms", kind=FaultKind.VALUE, calls=Calls(first=600, every=3), row=0, element=0, amount=40.0)
+        ),
     ),
     "L5/records": Mutant(
         "one value of one stored record is wrong",
@@ -269,7 +275,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "L6/fork": Mutant("state is not copied", _always(Fault(op="moves.copy", kind=FaultKind.STALE))),
     "L6/leaks": Mutant(
         "an op raises once in a while, and requests end by it",
-        _always(Fault(op="experts.combine", kind=FaultKind.RAISE, calls=Calls(first=200, every=97))),
+        _always(Fault(op="experts.local", kind=FaultKind.RAISE, calls=Calls(first=200, every=97))),
     ),
     "L7/soak": Mutant("some window records are not stored", _always(_STALE_STORE)),
 }

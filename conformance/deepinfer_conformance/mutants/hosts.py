@@ -101,11 +101,11 @@ class RecordedGraph(Graph):
 
     def capture_begin(self) -> None:
         """Start recording."""
-        self.recorder.__enter__()
+        self.recorder.__enter__()  # type: ignore[no-untyped-call]
 
     def capture_end(self) -> None:
         """Stop recording."""
-        self.recorder.__exit__(None, None, None)
+        self.recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def replay(self) -> None:
         """Run what was recorded, in order."""
@@ -114,9 +114,9 @@ class RecordedGraph(Graph):
                 _write(outputs, function(*args, **keywords))
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], object]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -35,7 +35,11 @@ def value_faults(bench: Bench, case: Case) -> list[Fault]:
         empty = isinstance(found, torch.Tensor) and found.numel() == 0
         if kind is FaultKind.STALE:
             return [Fault(op=case.op, kind=kind)] if _writes_something(bench, case, call) else []
-        return [] if empty else [Fault(op=case.op, kind=kind, part=name, element=_first_stored(call), row=None, amount=8.0)]
+        return (
+            []
+            if empty
+            else [Fault(op=case.op, kind=kind, part=name, element=_first_stored(call), row=None, amount=8.0)]
+        )
     exact = bench.yardstick(call, case.options)
     peer = bench.peer(call, case.options)
     limits = dict(bounds_of(call, case.options, exact))

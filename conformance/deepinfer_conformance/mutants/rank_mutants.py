@@ -1,3 +1,4 @@
+# ruff: noqa: ARG002 - the contract declares the arguments
 """Drivers whose ranks exchange wrongly, one mistake each; ranks make them by their class."""
 
 from __future__ import annotations

@@ -71,7 +71,11 @@ class RewiredDriver(AcceleratorDriver):
     def op_groups(self, options: OpOptions) -> Mapping[str, OpGroup]:
         """Return the wrapped driver's groups with some ops replaced."""
         groups: Mapping[str, OpGroup] = self._part("op_groups")(options)
-        return {contract.group: self._rewired(contract, groups[contract.group]) for contract in OP_GROUPS if contract.group in groups}
+        return {
+            contract.group: self._rewired(contract, groups[contract.group])
+            for contract in OP_GROUPS
+            if contract.group in groups
+        }
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Allocate as the wrapped driver does."""

@@ -1,3 +1,4 @@
+# ruff: noqa: ARG001 - all exchanges share one signature
 """What every rank does in a check of collectives: the exchange, and its own opinion of the result.
 
 Values are functions of (rank, element), so that each rank knows what it must receive. Problems are returned as words.
@@ -31,8 +32,14 @@ def all_reduce(group: Collectives, device: torch.device, folder: Path) -> list[s
     problems = []
     for shape in SHAPES:
         wanted = sum((values(rank, shape) for rank in range(group.world_size)), torch.zeros(shape))
-        problems += _differs(f"all_reduce_sum of {shape}", group.all_reduce_sum(values(group.rank, shape).to(device)), wanted)
-    terms = [torch.tensor([2.0**24, 1.0, 2.0**-3]), torch.tensor([1.0, 2.0**24, 3.0]), torch.tensor([-(2.0**24), 1.0, 0.1])]
+        problems += _differs(
+            f"all_reduce_sum of {shape}", group.all_reduce_sum(values(group.rank, shape).to(device)), wanted
+        )
+    terms = [
+        torch.tensor([2.0**24, 1.0, 2.0**-3]),
+        torch.tensor([1.0, 2.0**24, 3.0]),
+        torch.tensor([-(2.0**24), 1.0, 0.1]),
+    ]
     terms.append(torch.tensor([1.0, -(2.0**24), 7.0]))
     wanted = terms[0].clone()
     for term in terms[1 : group.world_size]:
@@ -55,7 +62,9 @@ def all_to_all(group: Collectives, device: torch.device, folder: Path) -> list[s
     problems = []
     for pattern in range(4):
         for inner in ((), (4,), (2, 3)):
-            counts = [[_count(pattern, one, other) for other in range(group.world_size)] for one in range(group.world_size)]
+            counts = [
+                [_count(pattern, one, other) for other in range(group.world_size)] for one in range(group.world_size)
+            ]
             sent = counts[group.rank]
             received = [counts[other][group.rank] for other in range(group.world_size)]
             rows = values(group.rank, (sum(sent), *inner))
@@ -144,4 +153,8 @@ def _differs(what: str, got: torch.Tensor, wanted: torch.Tensor) -> list[str]:
     got = got.cpu()
     if got.shape != wanted.shape or got.dtype != wanted.dtype:
         return [f"{what}: {got.dtype} {tuple(got.shape)} came, {wanted.dtype} {tuple(wanted.shape)} is right"]
-    return [] if torch.equal(got, wanted) else [f"{what}: {got.flatten()[:6].tolist()} came, {wanted.flatten()[:6].tolist()} is right"]
+    return (
+        []
+        if torch.equal(got, wanted)
+        else [f"{what}: {got.flatten()[:6].tolist()} came, {wanted.flatten()[:6].tolist()} is right"]
+    )

@@ -63,7 +63,11 @@ class GlooCollectives(Collectives):
 
     def all_to_all(self, rows: torch.Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]) -> torch.Tensor:
         """Exchange row ranges with uneven counts; every pair of ranks with rows has a message of its own."""
-        if sum(send_counts) != rows.shape[0] or len(send_counts) != self.world_size or len(receive_counts) != self.world_size:
+        if (
+            sum(send_counts) != rows.shape[0]
+            or len(send_counts) != self.world_size
+            or len(receive_counts) != self.world_size
+        ):
             raise OpRefusedError(
                 f"all_to_all with {rows.shape[0]} rows in a {self._name}: give {self.world_size} counts each way, and "
                 f"send counts of that sum; got send {list(send_counts)} and receive {list(receive_counts)}"
@@ -89,13 +93,9 @@ class GlooCollectives(Collectives):
         self._exchange(dist.barrier)
 
     def _send_and_receive(self, sent: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> None:
-        works = []
-        for other in range(self.world_size):
-            if other != self.rank and found[other].numel():
-                works.append(dist.irecv(found[other], other))
-        for other in range(self.world_size):
-            if other != self.rank and sent[other].numel():
-                works.append(dist.isend(sent[other].contiguous(), other))
+        others = [other for other in range(self.world_size) if other != self.rank]
+        works = [dist.irecv(found[other], other) for other in others if found[other].numel()]
+        works += [dist.isend(sent[other].contiguous(), other) for other in others if sent[other].numel()]
         for work in works:
             if work is not None:
                 work.wait()
@@ -116,4 +116,8 @@ def _bytes(values: torch.Tensor) -> torch.Tensor:
 def _flat_rows(rows: torch.Tensor) -> torch.Tensor:
     count = rows.shape[0]
     width = rows[0].numel() if count else int(torch.tensor(rows.shape[1:]).prod()) if rows.dim() > 1 else 1
-    return rows.contiguous().view(count, width).view(torch.uint8) if count else rows.new_empty((0, width)).view(torch.uint8)
+    return (
+        rows.contiguous().view(count, width).view(torch.uint8)
+        if count
+        else rows.new_empty((0, width)).view(torch.uint8)
+    )

@@ -78,7 +78,7 @@ def compare_reports(left: Document, right: Document) -> Comparison:
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return the first position at which two token lists differ, their shorter length if one begins the other, or -1."""
+    """Return the first position at which two token lists differ (the shorter length if one begins the other), or -1."""
     for position, (one, other) in enumerate(zip(left, right, strict=False)):
         if one != other:
             return position

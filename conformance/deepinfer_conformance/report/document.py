@@ -111,7 +111,9 @@ def support_table(results: Sequence[CaseResult], claims: Mapping[str, Any]) -> d
     """Return per op the worst L1 outcome in each column, "fallback" where cpu_ref serves, and the level claimed."""
     table: dict[str, dict[str, str]] = {}
     for op in all_op_names():
-        mine = [result for result in results if result.op == op and result.level is Level.L1 and result.check != "refusal"]
+        mine = [
+            result for result in results if result.op == op and result.level is Level.L1 and result.check != "refusal"
+        ]
         row = {}
         for column in COLUMNS:
             outcomes = [result.outcome for result in mine if column_of(result) == column]
@@ -148,7 +150,9 @@ def read_report(path: Path) -> Document:
     """
     file = path / REPORT_NAME if path.is_dir() else path
     if not file.is_file():
-        raise ArgumentError(str(path), [f"there is no report; `deepinfer conformance run --report DIR` writes {REPORT_NAME}"])
+        raise ArgumentError(
+            str(path), [f"there is no report; `deepinfer conformance run --report DIR` writes {REPORT_NAME}"]
+        )
     try:
         document = json.loads(file.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

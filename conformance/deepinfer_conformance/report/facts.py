@@ -21,7 +21,13 @@ import deepinfer_conformance
 from deepinfer.accelerator import INTERFACE_VERSION, AcceleratorDriver, Capabilities, registry
 from deepinfer_conformance.version import SUITE_VERSION
 
-_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "DEEPINFER_BATCH_INVARIANT", "DEEPINFER_ALLOW_FALLBACK", "CUDA_VISIBLE_DEVICES")
+_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "DEEPINFER_BATCH_INVARIANT",
+    "DEEPINFER_ALLOW_FALLBACK",
+    "CUDA_VISIBLE_DEVICES",
+)
 _UNKNOWN = "unknown"
 
 

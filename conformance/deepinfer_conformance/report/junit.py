@@ -13,7 +13,7 @@ _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd]")
 
 
 def junit_xml(results: Sequence[CaseResult], title: str) -> str:
-    """Return the document: failures for failed claims, errors for crashes and the like, skips for what is not claimed."""
+    """Return the document: failures are failed claims, errors are crashes and the like, skips what is not claimed."""
     root = ElementTree.Element("testsuites", name=_clean(title))
     for level in Level:
         mine = [result for result in results if result.level is level]
@@ -37,7 +37,11 @@ def junit_xml(results: Sequence[CaseResult], title: str) -> str:
 
 def _case(suite: ElementTree.Element, result: CaseResult) -> None:
     case = ElementTree.SubElement(
-        suite, "testcase", classname=f"{result.level.name}.{result.op or 'driver'}", name=result.id, time=f"{result.seconds:.4f}"
+        suite,
+        "testcase",
+        classname=f"{result.level.name}.{result.op or 'driver'}",
+        name=result.id,
+        time=f"{result.seconds:.4f}",
     )
     match result.outcome:
         case Outcome.PASS | Outcome.REFUSED:
@@ -48,7 +52,9 @@ def _case(suite: ElementTree.Element, result: CaseResult) -> None:
             kind = "skipped"
         case _:
             kind = "error"
-    told = ElementTree.SubElement(case, kind, message=_clean(f"{result.outcome}: {result.detail.partition(chr(10))[0]}"))
+    told = ElementTree.SubElement(
+        case, kind, message=_clean(f"{result.outcome}: {result.detail.partition(chr(10))[0]}")
+    )
     told.text = _clean(result.detail)
 
 

@@ -27,7 +27,9 @@ def verify_report(document: Document, *, today: datetime.date) -> list[str]:
     results = results_of(document)
     tree = document["suite"].get("tree", {})
     if not tree.get("clean"):
-        problems.append(f"the suite ran from a changed tree ({tree.get('source')} {tree.get('commit') or 'without commit'})")
+        problems.append(
+            f"the suite ran from a changed tree ({tree.get('source')} {tree.get('commit') or 'without commit'})"
+        )
     if document["suite"].get("version") != SUITE_VERSION:
         problems.append(f"suite {document['suite'].get('version')!r}; this is {SUITE_VERSION}: run it again")
         return problems

@@ -74,9 +74,7 @@ def _judged(findings: Sequence[Finding], place: Standing, why: str) -> tuple[Out
     return Outcome.PASS, ""
 
 
-def _waived(
-    case: Case, bench: Bench, waivers: Sequence[Waiver], outcome: Outcome, detail: str
-) -> tuple[Outcome, str]:
+def _waived(case: Case, bench: Bench, waivers: Sequence[Waiver], outcome: Outcome, detail: str) -> tuple[Outcome, str]:
     if outcome not in _WAIVABLE:
         return outcome, detail
     driver = bench.driver

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import warnings
+from pathlib import Path
 from typing import TextIO
 
 import torch
@@ -20,7 +21,7 @@ from deepinfer.accelerator.selection import availability_of
 from deepinfer.errors import DeepInferError, DriverUnavailableError
 from deepinfer_conformance.bench import Bench
 from deepinfer_conformance.case import Case
-from deepinfer_conformance.catalogue import catalogue, parse_profile
+from deepinfer_conformance.catalogue import captured_case, catalogue, parse_profile
 from deepinfer_conformance.report.facts import driver_facts
 from deepinfer_conformance.report.plain import result_as_json
 from deepinfer_conformance.runner.attempt import attempt
@@ -61,7 +62,8 @@ def start(name: str) -> Bench:
 
 def _serve(bench: Bench, cases: dict[str, Case], waivers: tuple[Waiver, ...], answers: TextIO) -> None:
     for line in sys.stdin:
-        case = cases[json.loads(line)["case"]]
+        name = json.loads(line)["case"]
+        case = cases[name] if name in cases else captured_case(Path(name))
         _say(answers, {"result": result_as_json(attempt(case, bench, waivers))})
 
 

@@ -39,7 +39,9 @@ def run_in_children(cases: Sequence[Case], order: Order, *, jobs: int = 1, watch
     for number in range(len(cases)):
         waiting.put(number)
     run = _Run(cases, order, waiting, watcher)
-    workers = [threading.Thread(target=run.work, args=(first if number == 0 else None,)) for number in range(max(1, jobs))]
+    workers = [
+        threading.Thread(target=run.work, args=(first if number == 0 else None,)) for number in range(max(1, jobs))
+    ]
     try:
         for worker in workers:
             worker.start()
@@ -119,5 +121,3 @@ def lost(case: Case, error: ChildDiedError | ChildHungError, seconds: float) -> 
         seconds=round(seconds, 4),
         detail=str(error),
     )
-
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -106,14 +107,10 @@ class Child:
     def close(self) -> None:
         """End the child and whatever it started."""
         if self._process.stdin is not None and not self._process.stdin.closed:
-            try:
+            with contextlib.suppress(BrokenPipeError):  # it died first
                 self._process.stdin.close()
-            except BrokenPipeError:  # it died first
-                pass
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            pass
         self._kill()
         if self._answers >= 0:
             os.close(self._answers)
@@ -157,10 +154,8 @@ class Child:
         return f"exit status {code}{self._tail()}"
 
     def _kill(self) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait(timeout=10)
 
     def _tail(self) -> str:

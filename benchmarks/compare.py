@@ -1,0 +1,272 @@
+"""Compare deepinfer's CPU reference with the installed peers: prefill and decode, in alternating rounds.
+
+    python benchmarks/compare.py [--model DIR] [--batches 1 8 32] [--rounds 5] [--threads 2] [--save-result FILE]
+
+Every peer lives in one process per batch size, which loads its model once and then waits: a round asks one peer after
+the other, so that a neighbour's load falls on all of them. The table shows the median of each peer's rounds and the
+median of the ratio within a round. A peer that is not installed is named as absent.
+
+The peers hold random weights of the same widths, not the same model: transformers has DeepSeek-V4, whose layers
+compress and select differently from V4.1's. Its modules are compared with ours where they agree
+(`backends/cpu_ref/tests/test_transformers_modules.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+import torch
+
+PRESET = "mini276"
+BACKGROUND = "deepinfer"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What every peer does in a round: prompts of random tokens, then greedy tokens."""
+
+    batch: int
+    prompt_tokens: int
+    decode_tokens: int
+    threads: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Tokens a second of one round."""
+
+    prefill: float
+    decode: float
+
+
+Round = Callable[[], Speed]
+
+
+def prompts(work: Workload) -> list[list[int]]:
+    """Return the same random prompts for every peer."""
+    generator = torch.Generator().manual_seed(7)
+    return torch.randint(10, 32_000, (work.batch, work.prompt_tokens), generator=generator).tolist()
+
+
+def speed_of(work: Workload, prefill_s: float, decode_steps_s: list[float]) -> Speed:
+    """Return the speeds of a round from the time of its prefill and of each of its decode steps."""
+    return Speed(work.batch * work.prompt_tokens / prefill_s, work.batch / statistics.median(decode_steps_s))
+
+
+def open_deepinfer(work: Workload, model: Path) -> Round:
+    """Return a round of this engine, whole: scheduler, model, sampler."""
+    from deepinfer import LLM, SamplingParams
+
+    llm = LLM(
+        model,
+        "cpu_ref",
+        dtype="float32" if work.dtype == "float32" else "bfloat16",
+        max_num_seqs=work.batch,
+        max_model_len=work.prompt_tokens + work.decode_tokens + 1,
+        num_blocks=work.batch * ((work.prompt_tokens + work.decode_tokens) // 16 + 2) + 1,
+    )
+    params = SamplingParams(temperature=0, max_tokens=work.decode_tokens + 1, ignore_eos=True)
+    rounds = iter(range(10**9))
+
+    def run() -> Speed:
+        engine = llm.engine
+        number = next(rounds)
+        for index, ids in enumerate(prompts(work)):
+            engine.add_request(f"{number}.{index}", ids, params)
+        prefill_s, decode_steps_s = 0.0, []
+        while engine.has_unfinished_requests():
+            started = time.perf_counter()
+            engine.step()
+            passed = time.perf_counter() - started
+            if engine.last_step.kind == "prefill":
+                prefill_s += passed
+            elif engine.last_step.kind == "decode" and len(engine.last_step.rows) == work.batch:
+                decode_steps_s.append(passed)
+        return speed_of(work, prefill_s, decode_steps_s)
+
+    return run
+
+
+def open_transformers(work: Workload, model: Path) -> Round:
+    """Return a round of transformers' DeepSeek-V4 with random weights of the same widths."""
+    from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
+
+    from deepinfer.model import ModelConfig
+
+    widths = ModelConfig.from_file(model / "config.json")
+    same = (
+        "vocab_size hidden_size moe_intermediate_size num_hidden_layers num_attention_heads head_dim q_lora_rank "
+        "o_lora_rank o_groups n_routed_experts num_experts_per_tok sliding_window index_n_heads index_head_dim "
+        "index_topk hc_mult hc_sinkhorn_iters swiglu_limit"
+    ).split()
+    config = DeepseekV4Config(
+        **{name: getattr(widths, name) for name in same},
+        n_shared_experts=1,
+        num_key_value_heads=1,
+        layer_types=["compressed_sparse_attention"] * widths.num_hidden_layers,
+        mlp_layer_types=["moe"] * widths.num_hidden_layers,
+        max_position_embeddings=4096,
+    )
+    torch.manual_seed(0)
+    peer = DeepseekV4ForCausalLM(config).to(getattr(torch, work.dtype)).eval()
+    ids = torch.tensor(prompts(work))
+
+    def run() -> Speed:
+        with torch.inference_mode():
+            started = time.perf_counter()
+            output = peer(ids, use_cache=True, logits_to_keep=1)
+            prefill_s = time.perf_counter() - started
+            decode_steps_s = []
+            for _ in range(work.decode_tokens):
+                started = time.perf_counter()
+                following = output.logits[:, -1:].argmax(-1)
+                output = peer(following, past_key_values=output.past_key_values, use_cache=True)
+                decode_steps_s.append(time.perf_counter() - started)
+        return speed_of(work, prefill_s, decode_steps_s)
+
+    return run
+
+
+PEERS = {"deepinfer": open_deepinfer, "transformers": open_transformers}
+
+
+def absent_peers() -> dict[str, str]:
+    """Return why each peer that is not compared is absent."""
+    absent = {}
+    if importlib.util.find_spec("transformers") is None:
+        absent["transformers"] = "the package is not installed"
+    binary = shutil.which("llama-batched-bench")
+    absent["llama.cpp"] = "not built here" if binary is None else f"{binary} is there, but this script has no round of it"
+    return absent
+
+
+class Peer:
+    """A peer in a process of its own, loaded and waiting for rounds."""
+
+    def __init__(self, name: str, work: Workload, model: Path) -> None:
+        self.name = name
+        environment = os.environ | {"OMP_NUM_THREADS": str(work.threads), "OMP_WAIT_POLICY": "passive"}
+        command = [sys.executable, __file__, "--model", str(model), "--worker", name, json.dumps(asdict(work))]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def run(self) -> Speed:
+        """Run one round and wait for it."""
+        _pipe(self._process.stdin).write("go\n")
+        _pipe(self._process.stdin).flush()
+        line = _pipe(self._process.stdout).readline()
+        if not line:
+            raise RuntimeError(f"{self.name} ended with status {self._process.wait()}; its message stands above")
+        return Speed(**json.loads(line))
+
+    def close(self) -> None:
+        """End the process."""
+        _pipe(self._process.stdin).close()
+        self._process.wait()
+
+
+def _pipe(pipe: IO[str] | None) -> IO[str]:
+    if pipe is None:
+        raise RuntimeError("the process was started without pipes")
+    return pipe
+
+
+def serve(name: str, work: Workload, model: Path) -> None:
+    """Run a round for every line of the standard input; the first one warms up and is not reported."""
+    answers, sys.stdout = sys.stdout, sys.stderr
+    torch.set_num_threads(work.threads)
+    run = PEERS[name](work, model)
+    run()
+    for _ in sys.stdin:
+        answers.write(json.dumps(asdict(run())) + "\n")
+        answers.flush()
+
+
+def compare(work: Workload, model: Path, rounds: int, names: list[str]) -> list[dict[str, object]]:
+    """Return one result per peer for one batch size."""
+    peers = [Peer(name, work, model) for name in names]
+    try:
+        speeds: dict[str, list[Speed]] = {name: [] for name in names}
+        for _ in range(rounds):
+            for peer in peers:
+                speeds[peer.name].append(peer.run())
+    finally:
+        for peer in peers:
+            peer.close()
+    base = speeds[BACKGROUND]
+    return [
+        asdict(work)
+        | {
+            "peer": name,
+            "prefill_tokens_per_s": statistics.median(each.prefill for each in speeds[name]),
+            "decode_tokens_per_s": statistics.median(each.decode for each in speeds[name]),
+            "decode_step_ms": 1e3 * work.batch / statistics.median(each.decode for each in speeds[name]),
+            "prefill_ratio": statistics.median(o.prefill / t.prefill for o, t in zip(base, speeds[name], strict=True)),
+            "decode_ratio": statistics.median(o.decode / t.decode for o, t in zip(base, speeds[name], strict=True)),
+        }
+        for name in names
+    ]
+
+
+def main() -> None:
+    """Read the arguments, compare, print a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", type=Path, help=f"checkpoint directory; by default one is made from {PRESET!r}")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--prompt-tokens", type=int, default=256)
+    parser.add_argument("--decode-tokens", type=int, default=16)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--save-result", type=Path)
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker is not None:
+        serve(given.worker[0], Workload(**json.loads(given.worker[1])), given.model)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        model = given.model or _made_model(Path(scratch))
+        absent = absent_peers()
+        names = [name for name in PEERS if name not in absent]
+        results: list[dict[str, object]] = []
+        print(f"both in {given.dtype}, {given.threads} threads, prompt {given.prompt_tokens}; medians of {given.rounds}")
+        print("batch  peer          prefill tok/s  ours/peer  decode tok/s  ms a step  ours/peer")
+        for batch in given.batches:
+            work = Workload(batch, given.prompt_tokens, given.decode_tokens, given.threads, given.dtype)
+            for result in compare(work, model, given.rounds, names):
+                results.append(result)
+                print(
+                    "{batch:5}  {peer:12}  {prefill_tokens_per_s:13.1f}  {prefill_ratio:9.2f}  "
+                    "{decode_tokens_per_s:12.1f}  {decode_step_ms:9.1f}  {decode_ratio:9.2f}".format(**result),
+                    flush=True,
+                )
+    for name, reason in absent.items():
+        print(f"{name}: absent ({reason})")
+    if given.save_result is not None:
+        given.save_result.write_text(json.dumps({"results": results, "absent": absent}, indent=1) + "\n")
+
+
+def _made_model(scratch: Path) -> Path:
+    from deepinfer.model.checkpoint import make_checkpoint
+    from deepinfer.model.presets import preset
+
+    return make_checkpoint(preset(PRESET), 1, scratch / PRESET)
+
+
+if __name__ == "__main__":
+    main()

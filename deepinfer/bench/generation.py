@@ -1,0 +1,137 @@
+"""Batches of requests through a whole engine: step by step, with the time of each step and of each token."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from deepinfer.bench.report import Clock, counts_below
+from deepinfer.engine.engine import Engine
+from deepinfer.engine.outputs import RequestOutput
+from deepinfer.errors import ArgumentError
+from deepinfer.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSettings:
+    """What to run.
+
+    Attributes:
+        batch_sizes: requests that are sent at once, a case each.
+        prompt_tokens: length of the random prompts; the longest length where prompts were given.
+        output_tokens: tokens that each request makes.
+        repeats: timed runs per case, after one of the largest batch that is not.
+        seed: changes random prompts.
+        has_given_prompts: whether prompts were given.
+    """
+
+    batch_sizes: tuple[int, ...] = (1, 8, 32)
+    prompt_tokens: int = 256
+    output_tokens: int = 32
+    repeats: int = 3
+    seed: int = 0
+    has_given_prompts: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run, all at once."""
+        problems = counts_below(
+            1, batch_sizes=self.batch_sizes, prompt_tokens=self.prompt_tokens, repeats=self.repeats
+        )
+        # The first token comes out of the prompt's step; without a second one no decode step would run.
+        problems += counts_below(2, output_tokens=self.output_tokens) + counts_below(0, seed=self.seed)
+        if problems:
+            raise ArgumentError("bench", problems)
+
+    @property
+    def all_runs(self) -> int:
+        """Runs of all cases, the untimed one included."""
+        return len(self.batch_sizes) * self.repeats + 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """One step of the engine.
+
+    Attributes:
+        kind: what it ran.
+        seconds: how long it took.
+        positions: query positions that it computed.
+        tokens: tokens that it emitted.
+    """
+
+    kind: Literal["prefill", "decode", "empty"]
+    seconds: float
+    positions: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRun:
+    """One batch, from its submission to its last token.
+
+    Attributes:
+        seconds: the whole run.
+        steps: its steps.
+        token_times: for each request, seconds from the submission to each of its tokens.
+    """
+
+    seconds: float
+    steps: tuple[StepTime, ...]
+    token_times: tuple[tuple[float, ...], ...]
+
+
+def random_prompts(count: int, length: int, vocabulary: int, seed: int) -> list[list[int]]:
+    """Return prompts of ordinary token ids, the same for the same seed."""
+    generator = random.Random(seed)
+    # The lowest ids are special in every configuration that ships: begin, end, padding.
+    lowest = min(3, vocabulary - 1)
+    return [[generator.randrange(lowest, vocabulary - 1) for _ in range(length)] for _ in range(count)]
+
+
+def run_batch(
+    engine: Engine, prompts: Sequence[Sequence[int]], output_tokens: int, clock: Clock = time.perf_counter
+) -> BatchRun:
+    """Send all prompts at once and run the engine dry; every request makes ``output_tokens``, greedily.
+
+    Raises:
+        ArgumentError: with the reason of each request that did not make them.
+    """
+    params = SamplingParams(temperature=0, max_tokens=output_tokens, ignore_eos=True, seed=0)
+    token_times: dict[str, list[float]] = {f"bench-{number}": [] for number in range(len(prompts))}
+    steps: list[StepTime] = []
+    problems: list[str] = []
+    begun = clock()
+    for request_id, prompt in zip(token_times, prompts, strict=True):
+        engine.add_request(request_id, prompt, params)
+    while engine.has_unfinished_requests():
+        before = clock()
+        records = engine.step()
+        now = clock()
+        grown = _grown(records, token_times)
+        for request_id in grown:
+            token_times[request_id].append(now - begun)
+        positions = sum(row.q for row in engine.last_step.rows)
+        steps.append(StepTime(engine.last_step.kind, now - before, positions, len(grown)))
+        problems += _problems(records)
+    if problems:
+        raise ArgumentError("bench", problems)
+    return BatchRun(clock() - begun, tuple(steps), tuple(map(tuple, token_times.values())))
+
+
+def _grown(records: Sequence[RequestOutput], token_times: dict[str, list[float]]) -> list[str]:
+    return [
+        record.request_id
+        for record in records
+        if len(record.outputs[0].token_ids) > len(token_times[record.request_id])
+    ]
+
+
+def _problems(records: Sequence[RequestOutput]) -> list[str]:
+    return [
+        f"{record.request_id} ended as {record.outputs[0].finish_reason!r}: {record.outputs[0].message}"
+        for record in records
+        if record.finished and record.outputs[0].finish_reason != "length"
+    ]
