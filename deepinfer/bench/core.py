@@ -144,9 +144,7 @@ class _Core:
                 max_num_seqs=running,
             )
         )
-        self._prompts = [
-            np.full(settings.prompt_tokens + more, _LEAST_TOKEN_ID) for more in range(settings.block_size)
-        ]
+        self._prompts = [np.full(settings.prompt_tokens + more, _LEAST_TOKEN_ID) for more in range(settings.block_size)]
         self._admitted = 0
         for index in range(running):
             self._admit(1 + index % settings.life_tokens)

@@ -37,9 +37,7 @@ class GenerationSettings:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run, all at once."""
-        problems = counts_below(
-            1, batch_sizes=self.batch_sizes, prompt_tokens=self.prompt_tokens, repeats=self.repeats
-        )
+        problems = counts_below(1, batch_sizes=self.batch_sizes, prompt_tokens=self.prompt_tokens, repeats=self.repeats)
         # The first token comes out of the prompt's step; without a second one no decode step would run.
         problems += counts_below(2, output_tokens=self.output_tokens) + counts_below(0, seed=self.seed)
         if problems:
@@ -81,6 +79,11 @@ class BatchRun:
     seconds: float
     steps: tuple[StepTime, ...]
     token_times: tuple[tuple[float, ...], ...]
+
+    @property
+    def batch_size(self) -> int:
+        """Requests of the batch."""
+        return len(self.token_times)
 
 
 def random_prompts(count: int, length: int, vocabulary: int, seed: int) -> list[list[int]]:

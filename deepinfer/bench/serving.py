@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
 from deepinfer.accelerator import AcceleratorDriver
-from deepinfer.bench.environment import describe_environment
+from deepinfer.bench.environment import Environment, describe_environment
 from deepinfer.bench.generation import BatchRun, GenerationSettings, random_prompts, run_batch
 from deepinfer.bench.memory import PeakMark
 from deepinfer.bench.model import ModelFacts, ModelSource
+from deepinfer.bench.prompts import Prompt, prompt_ids
 from deepinfer.bench.report import BenchReport, Clock, Tick, no_tick, quantile
 from deepinfer.engine.build import build_engine_on
-from deepinfer.engine.engine import Engine
-from deepinfer.engine.options import EngineOptions
+from deepinfer.engine.options import EngineKeywords, EngineOptions
 from deepinfer.settings import Settings
+from deepinfer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,26 +65,6 @@ class LatencyResult:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedEngine:
-    """An engine, and what loading it took.
-
-    Attributes:
-        engine: ready.
-        facts: of the model; the peak is that of the load.
-        mark: from which the peak counts.
-    """
-
-    engine: Engine
-    facts: ModelFacts
-    mark: PeakMark
-
-    def facts_now(self) -> ModelFacts:
-        """Return the facts with the peak as it is now."""
-        peak = self.mark.read()
-        return replace(self.facts, peak_resident_bytes=peak.peak_resident_bytes, peak_since=peak.since)
-
-
-@dataclass(frozen=True, slots=True)
 class ServingSettings:
     """What ran: the model, and the batches that were sent to it."""
 
@@ -92,18 +72,85 @@ class ServingSettings:
     generation: GenerationSettings
 
 
-def load_engine(
+@dataclass(frozen=True, slots=True)
+class Served:
+    """All runs of one engine, each batch size with its own.
+
+    Attributes:
+        settings: what ran.
+        environment: where.
+        runs: for each batch size, in the order asked for, its runs.
+    """
+
+    settings: ServingSettings
+    environment: Environment
+    runs: tuple[tuple[BatchRun, ...], ...]
+
+    def throughput(self) -> BenchReport[ThroughputResult]:
+        """Read rates off the runs."""
+        return BenchReport("throughput", self.settings, self.environment, tuple(map(_throughput, self.runs)))
+
+    def latency(self) -> BenchReport[LatencyResult]:
+        """Read waiting times off the runs."""
+        return BenchReport("latency", self.settings, self.environment, tuple(map(_latency, self.runs)))
+
+
+def serve(
     source: ModelSource,
     driver: AcceleratorDriver,
-    options: EngineOptions,
+    settings: GenerationSettings,
     environment: Settings,
+    *,
+    keywords: EngineKeywords | None = None,
+    prompts: Sequence[Prompt] = (),
     clock: Clock = time.perf_counter,
-) -> LoadedEngine:
-    """Build an engine and note time and memory."""
+    tick: Tick = no_tick,
+) -> Served:
+    """Load the model, send every batch as often as asked for, and note the times.
+
+    Args:
+        source: the model.
+        driver: who computes; it must be available.
+        settings: batch sizes, lengths, repeats.
+        environment: the environment's settings.
+        keywords: options of the engine; its length and number of requests follow from the batches.
+        prompts: given prompts, taken in turn; none means random ones.
+        clock: seconds.
+        tick: called once for each run, ``settings.all_runs`` times.
+
+    Raises:
+        ArgumentError: with the reason of each request that could not be served.
+    """
+    given = prompt_ids(prompts, Tokenizer.from_directory(source.directory))
+    if given:
+        settings = replace(settings, prompt_tokens=max(map(len, given)), has_given_prompts=True)
+    options = EngineOptions.from_keywords(
+        {
+            **(keywords or {}),
+            "max_num_seqs": max(settings.batch_sizes),
+            "max_model_len": settings.prompt_tokens + settings.output_tokens,
+        }
+    )
     mark = PeakMark.set()
     begun = clock()
     engine = build_engine_on(driver, source.directory, options, environment)
     load_s = clock() - begun
+
+    def batch(size: int) -> list[list[int]]:
+        if given:
+            return [given[number % len(given)] for number in range(size)]
+        return random_prompts(size, settings.prompt_tokens, engine.config.vocab_size, settings.seed)
+
+    # Once untimed: the first steps of a process allocate, and page in the weights.
+    run_batch(engine, batch(max(settings.batch_sizes)), 2, clock)
+    tick()
+    runs = []
+    for size in settings.batch_sizes:
+        of_size = []
+        for _ in range(settings.repeats):
+            of_size.append(run_batch(engine, batch(size), settings.output_tokens, clock))
+            tick()
+        runs.append(tuple(of_size))
     peak = mark.read()
     facts = ModelFacts(
         model=source.name,
@@ -117,72 +164,10 @@ def load_engine(
         peak_resident_bytes=peak.peak_resident_bytes,
         peak_since=peak.since,
     )
-    return LoadedEngine(engine, facts, mark)
+    return Served(ServingSettings(facts, settings), describe_environment(), tuple(runs))
 
 
-def run_throughput(
-    loaded: LoadedEngine,
-    settings: GenerationSettings,
-    *,
-    prompts: Sequence[Sequence[int]] = (),
-    clock: Clock = time.perf_counter,
-    tick: Tick = no_tick,
-) -> BenchReport[ThroughputResult]:
-    """Send batches and report rates; see :func:`run_latency` for the arguments."""
-    results = tuple(
-        _throughput(batch_size, runs) for batch_size, runs in _runs(loaded.engine, settings, prompts, clock, tick)
-    )
-    shown = ServingSettings(loaded.facts_now(), settings)
-    return BenchReport("throughput", shown, describe_environment(), results)
-
-
-def run_latency(
-    loaded: LoadedEngine,
-    settings: GenerationSettings,
-    *,
-    prompts: Sequence[Sequence[int]] = (),
-    clock: Clock = time.perf_counter,
-    tick: Tick = no_tick,
-) -> BenchReport[LatencyResult]:
-    """Send batches and report waiting times.
-
-    Args:
-        loaded: the engine; it must have no unfinished request.
-        settings: batch sizes, lengths, repeats.
-        prompts: given prompts, taken in turn; none means random ones.
-        clock: seconds.
-        tick: called once for each run.
-
-    Raises:
-        ArgumentError: with the reason of each request that could not be served.
-    """
-    results = tuple(
-        _latency(batch_size, runs) for batch_size, runs in _runs(loaded.engine, settings, prompts, clock, tick)
-    )
-    shown = ServingSettings(loaded.facts_now(), settings)
-    return BenchReport("latency", shown, describe_environment(), results)
-
-
-def _runs(
-    engine: Engine, settings: GenerationSettings, given: Sequence[Sequence[int]], clock: Clock, tick: Tick
-) -> Iterator[tuple[int, list[BatchRun]]]:
-    def batch(size: int) -> list[Sequence[int]]:
-        if given:
-            return [given[number % len(given)] for number in range(size)]
-        return list(random_prompts(size, settings.prompt_tokens, engine.config.vocab_size, settings.seed))
-
-    # Once untimed: the first steps of a process allocate, and page in the weights.
-    run_batch(engine, batch(max(settings.batch_sizes)), 2, clock)
-    tick()
-    for size in settings.batch_sizes:
-        runs = []
-        for _ in range(settings.repeats):
-            runs.append(run_batch(engine, batch(size), settings.output_tokens, clock))
-            tick()
-        yield size, runs
-
-
-def _throughput(batch_size: int, runs: Sequence[BatchRun]) -> ThroughputResult:
+def _throughput(runs: Sequence[BatchRun]) -> ThroughputResult:
     prefill, decode, output, requests, step_ms = [], [], [], [], []
     for run in runs:
         prefills = [step for step in run.steps if step.kind == "prefill"]
@@ -191,10 +176,10 @@ def _throughput(batch_size: int, runs: Sequence[BatchRun]) -> ThroughputResult:
         prefill.append(sum(step.positions for step in prefills) / sum(step.seconds for step in prefills))
         decode.append(sum(step.tokens for step in decodes) / decode_s)
         output.append(sum(step.tokens for step in run.steps) / run.seconds)
-        requests.append(batch_size / run.seconds)
+        requests.append(run.batch_size / run.seconds)
         step_ms.append(1e3 * decode_s / len(decodes))
     return ThroughputResult(
-        batch_size=batch_size,
+        batch_size=runs[0].batch_size,
         prefill_tokens_per_s=round(median(prefill), 2),
         decode_tokens_per_s=round(median(decode), 2),
         output_tokens_per_s=round(median(output), 2),
@@ -204,7 +189,7 @@ def _throughput(batch_size: int, runs: Sequence[BatchRun]) -> ThroughputResult:
     )
 
 
-def _latency(batch_size: int, runs: Sequence[BatchRun]) -> LatencyResult:
+def _latency(runs: Sequence[BatchRun]) -> LatencyResult:
     times = [times for run in runs for times in run.token_times]
     first = [each[0] for each in times]
     between = [later - earlier for each in times for earlier, later in zip(each, each[1:], strict=False)]
@@ -214,7 +199,7 @@ def _latency(batch_size: int, runs: Sequence[BatchRun]) -> LatencyResult:
         return round(1e3 * quantile(values, share), 3)
 
     return LatencyResult(
-        batch_size=batch_size,
+        batch_size=runs[0].batch_size,
         first_token_ms_p50=milliseconds(first, 0.5),
         first_token_ms_p99=milliseconds(first, 0.99),
         token_ms_p50=milliseconds(between, 0.5),

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -13,44 +12,20 @@ from deepinfer.cli import options, show
 from deepinfer.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from deepinfer.bench.environment import Environment
-    from deepinfer.bench.generation import GenerationSettings
+    from tqdm import tqdm
+
     from deepinfer.bench.report import BenchReport
-    from deepinfer.bench.serving import LoadedEngine, ServingSettings
-    from deepinfer.engine.options import EngineOptions
-    from deepinfer.settings import Settings
+    from deepinfer.bench.serving import LatencyResult, ThroughputResult
+    from deepinfer.model.checkpoint import Progress
+
+Made = TypeVar("Made")
+_Kind = Literal["throughput", "latency"]
 
 _SaveResult = Annotated[
     Path | None, typer.Option(metavar="FILE.json", dir_okay=False, help="Write settings, environment and results.")
 ]
-_ModelOrName = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DIR|NAME",
-        help="Checkpoint directory, or a configuration by name (mini276, tiny8, ...) that gets random weights in a "
-        "temporary folder; unset: the small model of the package.",
-    ),
-]
-_Form = Annotated[
-    Literal["float32", "bfloat16", "released"], typer.Option("--format", help="Form of random weights.")
-]
-_BatchSizes = Annotated[str, typer.Option(metavar="N,N,...", help="Requests that are sent at once, a case each.")]
-_PromptTokens = Annotated[int, typer.Option(help="Length of random prompts.")]
-_OutputTokens = Annotated[int, typer.Option(help="Tokens that each request makes, greedily.")]
-_Prompts = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        exists=True,
-        dir_okay=False,
-        help="Prompts instead of random ones, taken in turn: a JSON string or list of token ids a line.",
-    ),
-]
-_Repeats = Annotated[int, typer.Option(help="Timed runs per case.")]
+_Repeats = Annotated[int, typer.Option(help="Timed runs per case, after one that is not timed.")]
 _Seed = Annotated[int, typer.Option(help="Changes the random inputs.")]
-_ServingThreads = Annotated[int | None, typer.Option(help="Threads that torch computes with; unset: as it chooses.")]
-_BlockSize = Annotated[int, typer.Option(help="Positions per cache block, even.")]
-_BatchedTokens = Annotated[int, typer.Option(help="Query positions of a prefill step.")]
 
 
 def core(
@@ -69,8 +44,8 @@ def core(
     counts = _counts("--running", running, problems)
     from deepinfer.bench.core import CoreSettings, run_core
 
-    settings = _settings("deepinfer bench core", problems, lambda: CoreSettings(running=counts, steps=steps))
-    with _Bar("benchmarking", len(settings.running)) as bar:
+    settings = _checked("deepinfer bench core", problems, lambda: CoreSettings(running=counts, steps=steps))
+    with _bar(len(settings.running)) as bar:
         report = run_core(settings, tick=bar.update)
     names = list(report.results[0].parts)
     rows = [
@@ -84,7 +59,7 @@ def core(
         for result in report.results
     ]
     print(f"one decode step, microseconds, median of {settings.steps} steps, one thread")
-    _finish(report, ("running", "step", *names, "numpy loop", "ratio"), rows, save_result)
+    _finish(report, show.table(("running", "step", *names, "numpy loop", "ratio"), rows), save_result)
 
 
 def sampler(
@@ -94,7 +69,7 @@ def sampler(
     rows: Annotated[int, typer.Option(help="Sampled rows.")] = 64,
     vocabulary: Annotated[int, typer.Option(help="Logits of a row.")] = 129_280,
     threads: Annotated[int, typer.Option(help="Threads that torch computes with.")] = 2,
-    repeats: Annotated[int, typer.Option(help="Timed calls per case.")] = 20,
+    repeats: _Repeats = 20,
     seed: _Seed = 0,
     save_result: _SaveResult = None,
 ) -> None:
@@ -107,62 +82,152 @@ def sampler(
     from deepinfer.accelerator.selection import select
     from deepinfer.bench.sampler import CASES, SamplerSettings, run_sampler
 
-    settings = _settings(
+    settings = _checked(
         "deepinfer bench sampler",
         problems,
         lambda: SamplerSettings(rows=rows, vocabulary=vocabulary, threads=threads, repeats=repeats, seed=seed),
     )
     driver = select(accelerator, environment).driver()
-    with _Bar("benchmarking", len(CASES)) as bar:
+    with _bar(len(CASES)) as bar:
         report = run_sampler(settings, driver, environment, tick=bar.update)
-    print(f"{rows} rows x {vocabulary:,} logits, {threads} threads, milliseconds per call, {repeats} calls")
-    table_rows = [
+    cells = [
         (result.setting, f"{result.median_ms:.2f}", f"{result.best_ms:.2f}", result.provider, result.tokens_digest)
         for result in report.results
     ]
-    _finish(report, ("setting", "median", "best", "provider", "tokens"), table_rows, save_result)
+    print(f"{rows} rows x {vocabulary:,} logits, {threads} threads, milliseconds per call, {repeats} calls")
+    _finish(report, show.table(("setting", "median", "best", "provider", "tokens"), cells), save_result)
 
 
-def throughput(
-    ctx: typer.Context,
-    *,
-    model: _ModelOrName = None,
-    form: _Form = "float32",
-    batch_sizes: _BatchSizes = "1,8,32",
-    prompt_tokens: _PromptTokens = 256,
-    output_tokens: _OutputTokens = 32,
-    prompts: _Prompts = None,
-    repeats: _Repeats = 3,
-    seed: _Seed = 0,
-    accelerator: options.Accelerator = None,
-    dtype: options.Dtype = None,
-    numerics: options.Numerics = "portable",
-    kv_cache_dtype: options.KvCacheDtype = "released",
-    block_size: _BlockSize = 128,
-    max_num_batched_tokens: _BatchedTokens = 2048,
-    threads: _ServingThreads = None,
-    save_result: _SaveResult = None,
-) -> None:
+def _serving(kind: _Kind, text: str) -> Callable[..., None]:
+    """Return the command ``deepinfer bench KIND``: both run the same batches, and read different figures off them."""
+
+    def command(
+        ctx: typer.Context,
+        *,
+        model: Annotated[
+            str | None,
+            typer.Option(
+                metavar="DIR|NAME",
+                help="Checkpoint directory, or a configuration by name (mini276, tiny8, ...) that gets random weights "
+                "in a temporary folder; unset: the small model of the package.",
+            ),
+        ] = None,
+        form: Annotated[
+            Literal["float32", "bfloat16", "released"], typer.Option("--format", help="Form of random weights.")
+        ] = "float32",
+        batch_sizes: Annotated[
+            str, typer.Option(metavar="N,N,...", help="Requests that are sent at once, a case each.")
+        ] = "1,8,32",
+        prompt_tokens: Annotated[int, typer.Option(help="Length of random prompts.")] = 256,
+        output_tokens: Annotated[int, typer.Option(help="Tokens that each request makes, greedily.")] = 32,
+        prompts: Annotated[
+            Path | None,
+            typer.Option(
+                metavar="FILE",
+                exists=True,
+                dir_okay=False,
+                help="Prompts to take in turn instead of random ones: a JSON string or list of token ids a line.",
+            ),
+        ] = None,
+        repeats: _Repeats = 3,
+        seed: _Seed = 0,
+        accelerator: options.Accelerator = None,
+        dtype: options.Dtype = None,
+        numerics: options.Numerics = "portable",
+        kv_cache_dtype: options.KvCacheDtype = "released",
+        block_size: Annotated[int, typer.Option(help="Positions per cache block, even.")] = 128,
+        max_num_batched_tokens: Annotated[int, typer.Option(help="Query positions of a prefill step.")] = 2048,
+        threads: Annotated[
+            int | None, typer.Option(help="Threads that torch computes with; unset: as many as it chooses.")
+        ] = None,
+        save_result: _SaveResult = None,
+    ) -> None:
+        environment = ctx.obj.start()
+        problems = _file_problems(save_result)
+        counts = _counts("--batch-sizes", batch_sizes, problems)
+        from tqdm import tqdm
+
+        from deepinfer.accelerator.selection import select
+        from deepinfer.bench.environment import computing_threads
+        from deepinfer.bench.generation import GenerationSettings
+        from deepinfer.bench.model import model_problems, model_source
+        from deepinfer.bench.prompts import read_prompts
+        from deepinfer.bench.serving import serve
+        from deepinfer.engine.options import EngineKeywords, EngineOptions
+
+        problems += model_problems(model)
+        if threads is not None and threads < 1:
+            problems.append(f"--threads {threads}: at least 1")
+        keywords = EngineKeywords(
+            dtype=dtype,
+            numerics=numerics,
+            kv_cache_dtype=kv_cache_dtype,
+            block_size=block_size,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
+        _collect(problems, lambda: EngineOptions.from_keywords(keywords))
+        settings = _checked(
+            f"deepinfer bench {kind}",
+            problems,
+            lambda: GenerationSettings(
+                batch_sizes=counts,
+                prompt_tokens=prompt_tokens,
+                output_tokens=output_tokens,
+                repeats=repeats,
+                seed=seed,
+            ),
+        )
+        given = read_prompts(prompts) if prompts is not None else []
+        driver = select(accelerator, environment).driver()
+        with (
+            computing_threads(threads),
+            tqdm(desc="making", unit="B", unit_scale=True, leave=False) as made,
+            model_source(model, form, progress=lambda progress: _advance(made, progress)) as source,
+            _bar(settings.all_runs) as bar,
+        ):
+            made.close()
+            served = serve(source, driver, settings, environment, keywords=keywords, prompts=given, tick=bar.update)
+        facts = served.settings.model
+        print(
+            f"{facts.model}: weights {facts.weight_form}, activations {facts.activation_dtype}, caches "
+            f"{facts.kv_cache_dtype}, on {facts.accelerator}; loaded in {facts.load_s:.2f} s, peak resident size "
+            f"{show.binary_size(facts.peak_resident_bytes)} (since {facts.peak_since})"
+        )
+        print(
+            f"prompts of {'at most ' if given else ''}{served.settings.generation.prompt_tokens} tokens, "
+            f"{output_tokens} output tokens, median of {repeats} runs, {served.environment.threads} threads"
+        )
+        report: BenchReport[ThroughputResult] | BenchReport[LatencyResult]
+        if kind == "throughput":
+            report = served.throughput()
+            text = _throughput_table(report.results)
+        else:
+            report = served.latency()
+            text = _latency_table(report.results)
+        _finish(report, text, save_result)
+
+    command.__doc__ = text
+    return command
+
+
+throughput = _serving(
+    "throughput",
     """Measure tokens per second, batch size by batch size.
 
-    Prefill and decode steps are counted apart; the whole run, with everything between steps, besides.
-    """
-    environment = ctx.obj.start()
-    asked = _Asked(model, form, batch_sizes, prompt_tokens, output_tokens, prompts, repeats, seed, threads, save_result)
-    from deepinfer.bench.serving import run_throughput
+    Prefill and decode steps are counted apart; output tokens and requests over the whole run.
+    """,
+)
+latency = _serving(
+    "latency",
+    """Measure waiting times in milliseconds, batch size by batch size.
 
-    plan = _plan(
-        "deepinfer bench throughput",
-        asked,
-        {
-            "dtype": dtype,
-            "numerics": numerics,
-            "kv_cache_dtype": kv_cache_dtype,
-            "block_size": block_size,
-            "max_num_batched_tokens": max_num_batched_tokens,
-        },
-    )
-    report = _serve(asked, plan, accelerator, environment, run_throughput)
+    All requests of a batch are sent at once: to the first token, between two tokens, to the last token.
+    """,
+)
+
+
+def _throughput_table(results: Sequence[ThroughputResult]) -> str:
+    header = ("batch", "prefill tok/s", "decode tok/s", "decode step ms", "output tok/s", "requests/s")
     rows = [
         (
             str(result.batch_size),
@@ -172,52 +237,13 @@ def throughput(
             f"{result.output_tokens_per_s:,.1f}",
             f"{result.requests_per_s:,.2f}",
         )
-        for result in report.results
+        for result in results
     ]
-    header = ("batch", "prefill tok/s", "decode tok/s", "decode step ms", "output tok/s", "requests/s")
-    _finish(report, header, rows, save_result)
+    return show.table(header, rows)
 
 
-def latency(
-    ctx: typer.Context,
-    *,
-    model: _ModelOrName = None,
-    form: _Form = "float32",
-    batch_sizes: _BatchSizes = "1,8,32",
-    prompt_tokens: _PromptTokens = 256,
-    output_tokens: _OutputTokens = 32,
-    prompts: _Prompts = None,
-    repeats: _Repeats = 3,
-    seed: _Seed = 0,
-    accelerator: options.Accelerator = None,
-    dtype: options.Dtype = None,
-    numerics: options.Numerics = "portable",
-    kv_cache_dtype: options.KvCacheDtype = "released",
-    block_size: _BlockSize = 128,
-    max_num_batched_tokens: _BatchedTokens = 2048,
-    threads: _ServingThreads = None,
-    save_result: _SaveResult = None,
-) -> None:
-    """Measure waiting times, batch size by batch size.
-
-    All requests of a batch are sent at once: to the first token, between tokens, and to the last one.
-    """
-    environment = ctx.obj.start()
-    asked = _Asked(model, form, batch_sizes, prompt_tokens, output_tokens, prompts, repeats, seed, threads, save_result)
-    from deepinfer.bench.serving import run_latency
-
-    plan = _plan(
-        "deepinfer bench latency",
-        asked,
-        {
-            "dtype": dtype,
-            "numerics": numerics,
-            "kv_cache_dtype": kv_cache_dtype,
-            "block_size": block_size,
-            "max_num_batched_tokens": max_num_batched_tokens,
-        },
-    )
-    report = _serve(asked, plan, accelerator, environment, run_latency)
+def _latency_table(results: Sequence[LatencyResult]) -> str:
+    header = ("batch", "first p50", "first p99", "token p50", "token p90", "token p99", "request p50", "request p99")
     rows = [
         (
             str(result.batch_size),
@@ -229,7 +255,60 @@ def latency(
             f"{result.request_ms_p50:,.1f}",
             f"{result.request_ms_p99:,.1f}",
         )
-        for result in report.results
+        for result in results
     ]
-    header = ("batch", "first p50", "first p99", "token p50", "token p90", "token p99", "request p50", "request p99")
-    _finish(report, header, rows, save_result)
+    return show.table(header, rows)
+
+
+def _counts(option: str, text: str, problems: list[str]) -> tuple[int, ...]:
+    counts: list[int] = []
+    for part in text.split(","):
+        word = part.strip()
+        if word.isascii() and word.isdigit() and int(word) > 0:
+            counts.append(int(word))
+        else:
+            problems.append(f"{option} {text!r}: {word!r} is no count; write whole numbers from 1, parted by commas")
+    return tuple(counts) or (1,)
+
+
+def _file_problems(file: Path | None) -> list[str]:
+    """Say now, not after minutes of work, that a result could not be saved."""
+    if file is not None and not file.absolute().parent.is_dir():
+        return [f"--save-result {str(file)!r}: there is no directory {str(file.absolute().parent)!r}"]
+    return []
+
+
+def _collect(problems: list[str], make: Callable[[], Made]) -> Made | None:
+    try:
+        return make()
+    except ArgumentError as error:
+        problems += error.problems
+    return None
+
+
+def _checked(command: str, problems: list[str], make: Callable[[], Made]) -> Made:
+    """Return what ``make`` makes; raise its problems together with those found before."""
+    made = _collect(problems, make)
+    if made is None or problems:
+        raise ArgumentError(command, problems)
+    return made
+
+
+def _bar(total: int) -> tqdm[None]:
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc="benchmarking", unit="run", leave=False)
+
+
+def _advance(bar: tqdm[None], progress: Progress) -> None:
+    bar.total = progress.total_bytes
+    bar.update(progress.done_bytes - bar.n)
+
+
+def _finish(report: BenchReport[Any], table: str, file: Path | None) -> None:
+    print(table)
+    environment = report.environment
+    busy = "" if environment.load_average_1m is None else f", load {environment.load_average_1m:.1f}"
+    print(f"{environment.cpu_model}, {environment.logical_cpus} processors{busy}; torch {environment.torch}")
+    if file is not None:
+        report.save(file)
