@@ -26,12 +26,32 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import torch
 
 PRESET = "mini276"
-BACKGROUND = "deepinfer"
+OURS = "deepinfer"
+SAME_WIDTHS = (
+    "vocab_size",
+    "hidden_size",
+    "moe_intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "head_dim",
+    "q_lora_rank",
+    "o_lora_rank",
+    "o_groups",
+    "n_routed_experts",
+    "num_experts_per_tok",
+    "sliding_window",
+    "index_n_heads",
+    "index_head_dim",
+    "index_topk",
+    "hc_mult",
+    "hc_sinkhorn_iters",
+    "swiglu_limit",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +74,7 @@ class Speed:
 
 
 Round = Callable[[], Speed]
+Result = dict[str, Any]
 
 
 def prompts(work: Workload) -> list[list[int]]:
@@ -108,13 +129,8 @@ def open_transformers(work: Workload, model: Path) -> Round:
     from deepinfer.model import ModelConfig
 
     widths = ModelConfig.from_file(model / "config.json")
-    same = (
-        "vocab_size hidden_size moe_intermediate_size num_hidden_layers num_attention_heads head_dim q_lora_rank "
-        "o_lora_rank o_groups n_routed_experts num_experts_per_tok sliding_window index_n_heads index_head_dim "
-        "index_topk hc_mult hc_sinkhorn_iters swiglu_limit"
-    ).split()
     config = DeepseekV4Config(
-        **{name: getattr(widths, name) for name in same},
+        **{name: getattr(widths, name) for name in SAME_WIDTHS},
         n_shared_experts=1,
         num_key_value_heads=1,
         layer_types=["compressed_sparse_attention"] * widths.num_hidden_layers,
@@ -150,7 +166,8 @@ def absent_peers() -> dict[str, str]:
     if importlib.util.find_spec("transformers") is None:
         absent["transformers"] = "the package is not installed"
     binary = shutil.which("llama-batched-bench")
-    absent["llama.cpp"] = "not built here" if binary is None else f"{binary} is there, but this script has no round of it"
+    reason = "not built here" if binary is None else f"{binary} is there, but this script has no round of it"
+    absent["llama.cpp"] = reason
     return absent
 
 
@@ -161,7 +178,7 @@ class Peer:
         self.name = name
         environment = os.environ | {"OMP_NUM_THREADS": str(work.threads), "OMP_WAIT_POLICY": "passive"}
         command = [sys.executable, __file__, "--model", str(model), "--worker", name, json.dumps(asdict(work))]
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: S603 - this very script
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
 
@@ -197,7 +214,7 @@ def serve(name: str, work: Workload, model: Path) -> None:
         answers.flush()
 
 
-def compare(work: Workload, model: Path, rounds: int, names: list[str]) -> list[dict[str, object]]:
+def compare(work: Workload, model: Path, rounds: int, names: list[str]) -> list[Result]:
     """Return one result per peer for one batch size."""
     peers = [Peer(name, work, model) for name in names]
     try:
@@ -208,7 +225,7 @@ def compare(work: Workload, model: Path, rounds: int, names: list[str]) -> list[
     finally:
         for peer in peers:
             peer.close()
-    base = speeds[BACKGROUND]
+    base = speeds[OURS]
     return [
         asdict(work)
         | {
@@ -243,22 +260,26 @@ def main() -> None:
         model = given.model or _made_model(Path(scratch))
         absent = absent_peers()
         names = [name for name in PEERS if name not in absent]
-        results: list[dict[str, object]] = []
-        print(f"both in {given.dtype}, {given.threads} threads, prompt {given.prompt_tokens}; medians of {given.rounds}")
-        print("batch  peer          prefill tok/s  ours/peer  decode tok/s  ms a step  ours/peer")
+        results: list[Result] = []
+        _say(f"both {given.dtype}, {given.threads} threads, prompt {given.prompt_tokens}, {given.rounds} rounds")
+        _say("batch  peer          prefill tok/s  ours/peer  decode tok/s  ms a step  ours/peer")
         for batch in given.batches:
             work = Workload(batch, given.prompt_tokens, given.decode_tokens, given.threads, given.dtype)
             for result in compare(work, model, given.rounds, names):
                 results.append(result)
-                print(
+                _say(
                     "{batch:5}  {peer:12}  {prefill_tokens_per_s:13.1f}  {prefill_ratio:9.2f}  "
-                    "{decode_tokens_per_s:12.1f}  {decode_step_ms:9.1f}  {decode_ratio:9.2f}".format(**result),
-                    flush=True,
+                    "{decode_tokens_per_s:12.1f}  {decode_step_ms:9.1f}  {decode_ratio:9.2f}".format(**result)
                 )
     for name, reason in absent.items():
-        print(f"{name}: absent ({reason})")
+        _say(f"{name}: absent ({reason})")
     if given.save_result is not None:
         given.save_result.write_text(json.dumps({"results": results, "absent": absent}, indent=1) + "\n")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def _made_model(scratch: Path) -> Path:

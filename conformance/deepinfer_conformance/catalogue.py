@@ -176,7 +176,7 @@ def _is_representative(specimen: Specimen) -> bool:
     return not specimen.full and specimen.name in (
         "fp8", "middle", "17_rows", "7_rows_of_float32", "flat", "window_normal", "9_rows_over_records",
         "repeated_slots", "engram_fp8_9_rows", "mxfp4", "9_rows", "plain", "everything", "64_rows", "600_tokens",
-        "middle_ratio_2", "4_items",
+        "middle_ratio_2", "4_items", "cuts_through_pairs",
     )  # fmt: skip
 
 

@@ -102,7 +102,7 @@ def _run_case(running: int, settings: CoreSettings, clock: Clock) -> CoreResult:
     generator = np.random.default_rng(running)
     shape = (settings.all_steps, running)
     tokens_SR = generator.integers(_LEAST_TOKEN_ID, _LARGEST_TOKEN_ID, shape, dtype=np.int64, endpoint=True)
-    core = _Core(running, settings, clock)
+    core = SteadyCore(running, settings, clock)
     steps = [core.step(tokens_R) for tokens_R in tokens_SR][settings.warm_up_steps :]
     parts = {name: 1e6 * median(step[name] for step in steps) for name in steps[0]}
     loop = ReferenceLoop(
@@ -127,15 +127,20 @@ def _timed(loop: ReferenceLoop, tokens_R: NDArray[np.int64], clock: Clock) -> fl
     return clock() - begun
 
 
-class _Core:
-    """A scheduler that always runs the same number of requests."""
+class SteadyCore:
+    """A scheduler that always runs the same number of requests.
+
+    Attributes:
+        scheduler: the scheduler.
+        num_admitted: requests that it was given so far.
+    """
 
     def __init__(self, running: int, settings: CoreSettings, clock: Clock) -> None:
         self._clock = clock
         self._running = running
         self._life_tokens = settings.life_tokens
         longest = settings.prompt_tokens + settings.block_size + settings.life_tokens
-        self._scheduler = Scheduler(
+        self.scheduler = Scheduler(
             SchedulerConfig(
                 num_blocks=running * -(-longest // settings.block_size) + 1,
                 num_state_slots=running + 1,
@@ -145,7 +150,7 @@ class _Core:
             )
         )
         self._prompts = [np.full(settings.prompt_tokens + more, _LEAST_TOKEN_ID) for more in range(settings.block_size)]
-        self._admitted = 0
+        self.num_admitted = 0
         for index in range(running):
             self._admit(1 + index % settings.life_tokens)
 
@@ -153,16 +158,16 @@ class _Core:
         """Run one step and return the seconds of its parts."""
         clock = self._clock
         begun = clock()
-        step = self._scheduler.schedule()
+        step = self.scheduler.schedule()
         scheduled = clock()
         if step.kind != "decode" or step.num_requests != self._running:
             raise InvariantError(f"{step.kind} step of {step.num_requests} rows, {self._running} were to decode")
         committing = clock()
-        commit = self._scheduler.commit(step, tokens_R)
+        commit = self.scheduler.commit(step, tokens_R)
         committed = clock()
         commit.records()
         recorded = clock()
-        for _ in self._scheduler.take_terminals():
+        for _ in self.scheduler.take_terminals():
             self._admit(self._life_tokens)
         replaced = clock()
         return {
@@ -173,9 +178,9 @@ class _Core:
         }
 
     def _admit(self, max_tokens: int) -> None:
-        prompt = self._prompts[self._admitted % len(self._prompts)]
+        prompt = self._prompts[self.num_admitted % len(self._prompts)]
         rules = StopRules(max_tokens=max_tokens, eos_token_id=END_TOKEN_ID)
-        sequence = Sequence(str(self._admitted), prompt, rules)
-        self._admitted += 1
-        if not self._scheduler.try_receive(sequence):
+        sequence = Sequence(str(self.num_admitted), prompt, rules)
+        self.num_admitted += 1
+        if not self.scheduler.try_receive(sequence):
             raise InvariantError("a request ended and left no room for the next")

@@ -66,4 +66,5 @@ class ReferenceLoop:
     def _release(self, row: int) -> None:
         count = int(self._block_count_R[row])
         self._free[self._free_count : self._free_count + count] = self._table_RN[row, :count]
+        self._table_RN[row, :count] = 0
         self._free_count += count

@@ -89,9 +89,10 @@ class BatchRun:
 def random_prompts(count: int, length: int, vocabulary: int, seed: int) -> list[list[int]]:
     """Return prompts of ordinary token ids, the same for the same seed."""
     generator = random.Random(seed)
-    # The lowest ids are special in every configuration that ships: begin, end, padding.
+    # In every configuration that ships the lowest ids mean begin, end and padding, the highest two images and drafts.
     lowest = min(3, vocabulary - 1)
-    return [[generator.randrange(lowest, vocabulary - 1) for _ in range(length)] for _ in range(count)]
+    stop = max(lowest + 1, vocabulary - 2)
+    return [[generator.randrange(lowest, stop) for _ in range(length)] for _ in range(count)]
 
 
 def run_batch(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median
 
 from deepinfer.accelerator import AcceleratorDriver
@@ -192,7 +193,7 @@ def _throughput(runs: Sequence[BatchRun]) -> ThroughputResult:
 def _latency(runs: Sequence[BatchRun]) -> LatencyResult:
     times = [times for run in runs for times in run.token_times]
     first = [each[0] for each in times]
-    between = [later - earlier for each in times for earlier, later in zip(each, each[1:], strict=False)]
+    between = [later - earlier for each in times for earlier, later in pairwise(each)]
     whole = [each[-1] for each in times]
 
     def milliseconds(values: Sequence[float], share: float) -> float:

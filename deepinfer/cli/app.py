@@ -57,6 +57,9 @@ def build() -> typer.Typer:
     measures = typer.Typer(rich_markup_mode=None, context_settings=_HELP_NAMES)
     measures.callback(invoke_without_command=True)(_group)
     measures.command("core", cls=Command)(bench.core)
+    measures.command("sampler", cls=Command)(bench.sampler)
+    measures.command("throughput", cls=Command)(bench.throughput)
+    measures.command("latency", cls=Command)(bench.latency)
     app.add_typer(measures, name="bench", help="Measure; every figure says where it was taken.")
     return app
 

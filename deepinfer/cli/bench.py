@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -94,7 +95,7 @@ def sampler(
         (result.setting, f"{result.median_ms:.2f}", f"{result.best_ms:.2f}", result.provider, result.tokens_digest)
         for result in report.results
     ]
-    print(f"{rows} rows x {vocabulary:,} logits, {threads} threads, milliseconds per call, {repeats} calls")
+    print(f"{rows} rows x {vocabulary:,} logits, {_threads(threads)}, milliseconds per call, {repeats} calls")
     _finish(report, show.table(("setting", "median", "best", "provider", "tokens"), cells), save_result)
 
 
@@ -177,15 +178,14 @@ def _serving(kind: _Kind, text: str) -> Callable[..., None]:
                 seed=seed,
             ),
         )
+        is_name = model is not None and not Path(model).is_dir()
         given = read_prompts(prompts) if prompts is not None else []
         driver = select(accelerator, environment).driver()
-        with (
-            computing_threads(threads),
-            tqdm(desc="making", unit="B", unit_scale=True, leave=False) as made,
-            model_source(model, form, progress=lambda progress: _advance(made, progress)) as source,
-            _bar(settings.all_runs) as bar,
-        ):
-            made.close()
+        with ExitStack() as stack:
+            with tqdm(desc="making", unit="B", unit_scale=True, leave=False, disable=not is_name) as made:
+                source = stack.enter_context(model_source(model, form, lambda progress: _advance(made, progress)))
+            stack.enter_context(computing_threads(threads))
+            bar = stack.enter_context(_bar(settings.all_runs))
             served = serve(source, driver, settings, environment, keywords=keywords, prompts=given, tick=bar.update)
         facts = served.settings.model
         print(
@@ -195,7 +195,8 @@ def _serving(kind: _Kind, text: str) -> Callable[..., None]:
         )
         print(
             f"prompts of {'at most ' if given else ''}{served.settings.generation.prompt_tokens} tokens, "
-            f"{output_tokens} output tokens, median of {repeats} runs, {served.environment.threads} threads"
+            f"{output_tokens} output tokens, median of {repeats} runs, "
+            f"{_threads(served.environment.threads)}"
         )
         report: BenchReport[ThroughputResult] | BenchReport[LatencyResult]
         if kind == "throughput":
@@ -258,6 +259,10 @@ def _latency_table(results: Sequence[LatencyResult]) -> str:
         for result in results
     ]
     return show.table(header, rows)
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
 
 
 def _counts(option: str, text: str, problems: list[str]) -> tuple[int, ...]:

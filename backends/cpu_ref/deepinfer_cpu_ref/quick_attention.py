@@ -28,7 +28,7 @@ from deepinfer_cpu_ref.quick_codec import QuickDecoder, halves, interleaved
 TILE_BYTES = 4 * 2**20
 """Bytes of decoded keys of one tile of requests in decode: small enough for a cache."""
 
-TILE_ROWS = 64
+TILE_ROWS = 32
 """Rows of one tile in prefill: their windows overlap but for so many keys."""
 
 WIDEST_UNION = 4
@@ -129,8 +129,7 @@ class QuickAttention(CpuRefAttention):
         slots, firsts = step.state_slots_R.tolist(), step.window_start_R.tolist()
         for request in range(step.requests):
             part = slice(starts[request], starts[request + 1])
-            rows = part.stop - part.start
-            if rows == 0:
+            if part.start == part.stop:
                 continue
             oldest = max(0, firsts[request], cached[request] - window_size + 1)
             if oldest > cached[request]:
@@ -146,16 +145,15 @@ class QuickAttention(CpuRefAttention):
                     return None
             if not _finite(keys_nC) or (entries is not None and not _finite(entries.keys)):
                 return None
-            for top in range(0, rows, TILE_ROWS):
-                end = min(rows, top + TILE_ROWS)
-                low = max(0, len(places) + top - window_size + 1)
-                high = len(places) + end
-                position_t1 = torch.arange(len(places) + top, high).unsqueeze(1)
-                key_n = torch.arange(low, high)
-                seen_tn = (key_n <= position_t1) & (key_n > position_t1 - window_size)
-                window_keys = _Keys(keys_nC[low:high], _bias(seen_tn))
-                entry_keys = None if entries is None else _Keys(entries.keys, entries.bias[top:end])
-                tile = slice(part.start + top, part.start + end)
+            for top in range(part.start, part.stop, TILE_ROWS):
+                tile = slice(top, min(part.stop, top + TILE_ROWS))
+                window_keys = _tile_keys(keys_nC, step.position_T[tile].unsqueeze(1), oldest, window_size)
+                entry_keys = None
+                if entries is not None and long_range is not None:
+                    # Early rows have picked early entries only.
+                    reach = int(long_range.entries_TK[tile].max()) + 1
+                    bias_tn = entries.bias[tile.start - part.start : tile.stop - part.start, :reach]
+                    entry_keys = _Keys(entries.keys[:reach], bias_tn)
                 output_THC[tile] = _attend_shared(query_THC[tile], window_keys, entry_keys, sinks_H)
         return output_THC
 
@@ -184,6 +182,15 @@ def _entry_records(cache: EntryCache, table_RB: Tensor, entries_Rn: Tensor) -> T
     # The same bytes eight at a time: an index is followed once for eight of them.
     pool = pool.view(torch.int64) if wide and pool.data_ptr() % 8 == 0 else pool
     return pool[block, known % cache.entries_per_block].view(torch.uint8)
+
+
+def _tile_keys(keys_nC: Tensor, position_t1: Tensor, oldest: int, window_size: int) -> _Keys:
+    """Return the part of consecutive keys, the first of position ``oldest``, that the windows of a tile reach."""
+    low = max(0, int(position_t1.min()) - window_size + 1 - oldest)
+    high = int(position_t1.max()) + 1 - oldest
+    key_n = torch.arange(oldest + low, oldest + high)
+    seen_tn = (key_n <= position_t1) & (key_n > position_t1 - window_size)
+    return _Keys(keys_nC[low:high], _bias(seen_tn))
 
 
 def _bias(seen: Tensor) -> Tensor:

@@ -35,12 +35,12 @@ def long_range_scales() -> Tensor:
 
 def halves(x: Tensor) -> Tensor:
     """Return a copy with the even channels first, then the odd ones."""
-    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+    return torch.unflatten(x, -1, (-1, 2)).transpose(-1, -2).flatten(-2)
 
 
 def interleaved(x: Tensor) -> Tensor:
     """Return a copy with the channels in order again: undoes :func:`halves`."""
-    return x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+    return torch.unflatten(x, -1, (2, -1)).transpose(-1, -2).flatten(-2)
 
 
 class QuickDecoder:
@@ -80,5 +80,5 @@ class QuickDecoder:
         factors = table.index_select(0, scales.flatten().to(torch.int32)).view(scales.shape)
         if values.dim() > scales.dim():
             factors = factors.unsqueeze(-2)
-        values.unflatten(-1, (-1, group)).mul_(factors.unsqueeze(-1))
+        torch.unflatten(values, -1, (-1, group)).mul_(factors.unsqueeze(-1))
         return values

@@ -58,6 +58,7 @@ class _Slots:
 class QuickExperts(CpuRefExperts):
     """The readable formulas for float32; everything else goes to the readable ops."""
 
+    @np.errstate(all="ignore")  # a row that is not finite stays so, and stays alone
     def route(
         self, x_TD: Tensor, router: RouterWeights, image_T: Tensor, valid_T: Tensor, top_k: int, scale: float
     ) -> Routing:
@@ -99,23 +100,21 @@ class QuickExperts(CpuRefExperts):
         self._own("experts.shared", x_TD, expert)
         return torch.mm(_activated(torch.mm(x_TD, expert.first_DJ[0]), expert.limit), expert.second_ID[0])
 
-    def local(self, x_TD: Tensor, routing: Routing, experts: PreparedWeight, shared: PreparedWeight) -> Tensor:
-        """See :meth:`ExpertOps.local`."""
+    def routed(self, x_TD: Tensor, routing: Routing, experts: PreparedWeight) -> Tensor:
+        """See :meth:`ExpertOps.routed`."""
         if not isinstance(experts, StackedExperts) or x_TD.dtype != torch.float32:
-            return super().local(x_TD, routing, experts, shared)
-        self._own("experts.local", x_TD, experts)
-        shared_TD = self.shared(x_TD, shared)
+            return super().routed(x_TD, routing, experts)
+        self._own("experts.routed", x_TD, experts)
         slots = _sort_slots(routing.experts_Tk.numpy())
         if not slots.runs:
-            return shared_TD
-        outputs_nD = _outputs(x_TD, slots, experts)
-        if x_TD.shape[0] == 1 and outputs_nD.shape[0] == routing.experts_Tk.shape[1]:
-            return torch.addmm(shared_TD, routing.weights_Tk, outputs_nD[slots.place_Tk[0]])
-        outputs_TkD = outputs_nD[slots.place_Tk]
+            return x_TD.new_zeros((*routing.experts_Tk.shape, x_TD.shape[1]))
+        if slots.runs[-1][0] >= len(experts.experts):
+            return super().routed(x_TD, routing, experts)  # which refuses it
+        outputs_TkD = _outputs(x_TD, slots, experts)[slots.place_Tk].mul_(routing.weights_Tk.unsqueeze(-1))
         if len(slots.row_n) < slots.place_Tk.numel():
-            # A slot without an expert points at another row's output, and 0 times an infinity would be NaN.
+            # A slot without an expert points at another row's output, and 0 times an infinity is NaN.
             outputs_TkD.masked_fill_((routing.experts_Tk < 0).unsqueeze(-1), 0.0)
-        return torch.baddbmm(shared_TD.unsqueeze(1), routing.weights_Tk.unsqueeze(1), outputs_TkD).squeeze(1)
+        return outputs_TkD
 
 
 def _sort_slots(experts_Tk: npt.NDArray[np.int64]) -> _Slots:
@@ -123,7 +122,7 @@ def _sort_slots(experts_Tk: npt.NDArray[np.int64]) -> _Slots:
     order_n = np.argsort(expert_n, kind="stable")
     place_n = np.empty_like(order_n)
     place_n[order_n] = np.arange(len(order_n))
-    counts = np.bincount(expert_n + 1)
+    counts = np.bincount(expert_n + 1, minlength=1)
     missing = int(counts[0])
     ends = np.cumsum(counts) - missing
     runs = [(int(e) - 1, int(ends[e] - counts[e]), int(ends[e])) for e in np.flatnonzero(counts) if e > 0]

@@ -42,7 +42,7 @@ class QuickLinear(CpuRefLinear):
         """See :meth:`LinearOps.prepare_grouped`."""
         if groups < 1 or stored.out_features % groups:
             return super().prepare_grouped(stored, groups)
-        stacked_GNK = dequantise(stored).to(torch.float32).contiguous().unflatten(0, (groups, -1))
+        stacked_GNK = torch.unflatten(dequantise(stored).to(torch.float32).contiguous(), 0, (groups, -1))
         out_features = stacked_GNK.shape[1]
         matrices = tuple(Matrix(weight_NK, out_features, quantises_input=False) for weight_NK in stacked_GNK)
         nbytes = sum(matrix.nbytes for matrix in matrices)

@@ -24,6 +24,7 @@ Floats = npt.NDArray[np.float32]
 class QuickMixing(CpuRefMixing):
     """The readable formulas with other kernels; what is not float32 goes to the readable ops."""
 
+    @np.errstate(all="ignore")  # a row that is not finite stays so, and stays alone
     def mixes(self, streams_TSD: Tensor, weights: MixWeights, iterations: int, mix_eps: float, norm_eps: float) -> Mix:
         """See :meth:`MixingOps.mixes`."""
         rows, streams, hidden = streams_TSD.shape
@@ -36,8 +37,7 @@ class QuickMixing(CpuRefMixing):
         mixed_TM = mixed_TM / np.sqrt(norm_T1 * norm_T1 / np.float32(x_TK.shape[1]) + np.float32(norm_eps))
         scale_3 = weights.scale_3.numpy()
         mixed_TM = mixed_TM * np.repeat(scale_3, (streams, streams, streams * streams)) + weights.base_M.numpy()
-        with np.errstate(over="ignore"):  # exp(-x) of a very negative x is infinite and its sigmoid is 0, as it should
-            gates_TM = 1.0 / (1.0 + np.exp(-mixed_TM[:, : 2 * streams]))
+        gates_TM = 1.0 / (1.0 + np.exp(-mixed_TM[:, : 2 * streams]))
         logits_SST = np.ascontiguousarray(mixed_TM[:, 2 * streams :].T).reshape(streams, streams, rows)
         comb_SST = doubly_stochastic(logits_SST, iterations, np.float32(mix_eps))
         return Mix(
@@ -65,20 +65,19 @@ def doubly_stochastic(logits_SST: Floats, iterations: int, eps: np.float32) -> F
 
     An iteration that changes nothing would be repeated without effect, bit for bit, so it is the last one.
     """
-    with np.errstate(all="ignore"):  # a row that is not finite stays so, and stays alone
-        comb_SST = np.exp(logits_SST - logits_SST.max(1, keepdims=True))
-        comb_SST /= _sum(comb_SST.transpose(1, 0, 2), np.empty_like(comb_SST[:, 0]))[:, None]
-        comb_SST += eps
-        total_ST = np.empty_like(comb_SST[0])
-        by_source, by_target = list(comb_SST), list(comb_SST.transpose(1, 0, 2))
-        before_SST = np.empty_like(comb_SST)
+    comb_SST: Floats = np.exp(logits_SST - logits_SST.max(1, keepdims=True))
+    comb_SST /= _sum(comb_SST.transpose(1, 0, 2), np.empty_like(comb_SST[:, 0]))[:, None]
+    comb_SST += eps
+    total_ST = np.empty_like(comb_SST[0])
+    by_source, by_target = list(comb_SST), list(comb_SST.transpose(1, 0, 2))
+    before_SST = np.empty_like(comb_SST)
+    _divide_by_sums(comb_SST, by_source, total_ST, total_ST[None], eps)
+    for _ in range(iterations - 1):
+        np.copyto(before_SST, comb_SST)
+        _divide_by_sums(comb_SST, by_target, total_ST, total_ST[:, None], eps)
         _divide_by_sums(comb_SST, by_source, total_ST, total_ST[None], eps)
-        for _ in range(iterations - 1):
-            np.copyto(before_SST, comb_SST)
-            _divide_by_sums(comb_SST, by_target, total_ST, total_ST[:, None], eps)
-            _divide_by_sums(comb_SST, by_source, total_ST, total_ST[None], eps)
-            if np.array_equal(before_SST, comb_SST):
-                break
+        if np.array_equal(before_SST, comb_SST):
+            break
     return comb_SST
 
 

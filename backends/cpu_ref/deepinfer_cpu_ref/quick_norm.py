@@ -19,10 +19,12 @@ LARGEST_NUMPY = 65_536
 class QuickNorm(CpuRefNorm):
     """The readable formulas for float32; everything else goes to the readable ops."""
 
+    @np.errstate(all="ignore")  # a row that is not finite stays so, and stays alone
     def rms(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         """See :meth:`NormOps.rms`."""
         if x_TD.dtype != torch.float32 or x_TD.dim() != 2 or x_TD.shape[1:] != weight_D.shape:
             return super().rms(x_TD, weight_D, eps)
+        x_TD = x_TD.contiguous()
         if x_TD.numel() > LARGEST_NUMPY:
             return torch.rms_norm(x_TD, weight_D.shape, weight_D, eps)
         x = x_TD.numpy()
@@ -31,6 +33,7 @@ class QuickNorm(CpuRefNorm):
         scaled *= weight_D.numpy()
         return torch.from_numpy(scaled)
 
+    @np.errstate(all="ignore")
     def rotary(self, x: Tensor, table: RotaryTable, position_T: Tensor, *, inverse: bool = False) -> Tensor:
         """See :meth:`NormOps.rotary`."""
         width = table.rotary_width

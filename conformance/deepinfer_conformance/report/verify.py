@@ -15,13 +15,21 @@ from deepinfer_conformance.report.document import Document, results_of
 from deepinfer_conformance.version import SUITE_VERSION
 
 _SHOWN = 5
+_WITHOUT_INPUTS = (Outcome.CRASH, Outcome.TIMEOUT, Outcome.NOT_CLAIMED)
 
 
-def verify_report(document: Document, *, today: datetime.date) -> list[str]:
+def verify_report(
+    document: Document, *, today: datetime.date, wanted: Sequence[Case] | None = None
+) -> list[str]:
     """Return every reason why a report is no valid package; empty if it is one.
 
     A package is a whole profile, run from an unchanged suite of this version, whose inputs are those of the suite, in
     which nothing claimed has failed, no waiver has expired, and whose level is the one that its results give.
+
+    Args:
+        document: a report that was read.
+        today: the day by which waivers expire.
+        wanted: the cases of a complete package; None for the whole profile that the report names.
     """
     problems: list[str] = []
     results = results_of(document)
@@ -36,7 +44,9 @@ def verify_report(document: Document, *, today: datetime.date) -> list[str]:
     selection = document["selection"]
     if selection.get("level") or selection.get("ops"):
         problems.append(f"the run was narrowed to {_narrowed(selection)}; a package is a whole profile")
-    cases = {case.id: case for case in catalogue(document["seed"], parse_profile(document["profile"]))}
+    if wanted is None:
+        wanted = catalogue(document["seed"], parse_profile(document["profile"]))
+    cases = {case.id: case for case in wanted}
     problems += _completeness(results, cases)
     problems += _inputs(results, cases)
     problems += _outcomes(results)
@@ -69,7 +79,7 @@ def _inputs(results: Sequence[CaseResult], cases: Mapping[str, Case]) -> list[st
     wrong = []
     for result in results:
         case = cases.get(result.id)
-        if case is None or result.outcome in (Outcome.CRASH, Outcome.TIMEOUT):
+        if case is None or result.outcome in _WITHOUT_INPUTS:
             continue
         wanted = "" if case.build is None else input_sha256(case.build())
         if result.input_sha256 != wanted:

@@ -25,10 +25,11 @@ def attempt(case: Case, bench: Bench, waivers: Sequence[Waiver] = ()) -> CaseRes
     started = time.perf_counter()
     capabilities = bench.driver.capabilities()
     place = standing(case, capabilities)
-    digest = "" if case.build is None else input_sha256(case.build())
+    asked = place.standing is not Standing.NOT_CLAIMED
+    digest = input_sha256(case.build()) if asked and case.build is not None else ""
     findings: Sequence[Finding] = ()
     outcome, detail = Outcome.NOT_CLAIMED, place.why
-    if place.standing is not Standing.NOT_CLAIMED:
+    if asked:
         try:
             findings = case.law(bench, case)
         except OpRefusedError as error:

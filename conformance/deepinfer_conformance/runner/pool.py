@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from deepinfer.accelerator import registry
 from deepinfer_conformance.case import Case
 from deepinfer_conformance.outcomes import CaseResult, Outcome
 from deepinfer_conformance.report.plain import result_from_json
@@ -33,6 +34,8 @@ def run_in_children(cases: Sequence[Case], order: Order, *, jobs: int = 1, watch
     Raises:
         DriverLoadError: the driver cannot be started at all.
     """
+    if order.driver not in registry.installed_names():
+        registry.load(order.driver)  # raises with the names that are installed, without starting anything
     first = Child(order)
     facts = first.facts
     waiting: SimpleQueue[int] = SimpleQueue()
