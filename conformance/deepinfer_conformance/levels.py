@@ -86,7 +86,7 @@ def _state(level: Level, results: Sequence[CaseResult], claims: Mapping[str, Any
         return LevelState(level, Standing.NOT_RUN, _list(missing))
     if all(each.outcome is Outcome.NOT_CLAIMED for each in results):
         return LevelState(level, Standing.NOT_CLAIMED, "no case of it was claimed: nothing has been shown")
-    return LevelState(level, Standing.REACHED, f"{len(results)} cases")
+    return LevelState(level, Standing.REACHED, f"{len(results)} case{'' if len(results) == 1 else 's'}")
 
 
 def minimum_lacking(level: Level, claims: Mapping[str, Any]) -> str:

@@ -26,7 +26,13 @@ def test_every_captured_call_of_the_engine_replays_and_a_wrong_driver_is_caught(
     files = sorted(tmp_path.glob("*.case"))
     assert driver.written == len(files)
     names = {path.name.rpartition("-")[0] for path in files}
-    assert {"attention.sparse", "selection.top_entries", "compression.pool_pairs", "experts.local", "linear.dense"} <= names
+    assert {
+        "attention.sparse",
+        "selection.top_entries",
+        "compression.pool_pairs",
+        "experts.local",
+        "linear.dense",
+    } <= names
     bench = Bench(reference, reference)
     for path in files:
         result = attempt(captured_case(path), bench)

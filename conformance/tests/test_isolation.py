@@ -15,7 +15,7 @@ from deepinfer_conformance.outcomes import Outcome
 from deepinfer_conformance.runner.pool import run_in_children
 from deepinfer_conformance.runner.process import Order
 
-SOURCE = '''
+SOURCE = """
 import os, time
 from deepinfer_conformance.mutants.hosts import Borrowed
 from deepinfer_conformance.mutants.rewiring import RewiredDriver
@@ -35,7 +35,7 @@ class Driver(RewiredDriver):
     name = "unstable"
     def __init__(self):
         super().__init__(Borrowed(), {"norm.rms": crashing, "norm.rotary": hanging})
-'''
+"""
 FolderOf = Callable[[str, str, str], Path]
 
 
@@ -48,7 +48,11 @@ def test_a_crash_and_a_hang_are_outcomes_and_the_run_goes_on(
     folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _on_path(monkeypatch, folder_of("unstable", "unstable_driver", SOURCE))
-    ids = ["L1/norm.rms/numerics/one_row/float32", "L1/norm.rotary/numerics/flat/float32", "L1/linear.embed/numerics/1_rows_of_float32/float32"]
+    ids = [
+        "L1/norm.rms/numerics/one_row/float32",
+        "L1/norm.rotary/numerics/flat/float32",
+        "L1/linear.embed/numerics/1_rows_of_float32/float32",
+    ]
     cases = [replace(case, timeout_s=3.0) for case in chosen(catalogue(0), ids=ids)]
     seen = []
     run = run_in_children(cases, Order("unstable", 0, "quick"), watcher=lambda case, result: seen.append(case.id))

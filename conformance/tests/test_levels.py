@@ -21,7 +21,9 @@ def _with(results: Results, level: Level, outcome: Outcome) -> list[CaseResult]:
 def _unclaimed(results: Results) -> list[CaseResult]:
     """What cpu_ref does not claim: ranks and graphs."""
     return [
-        dataclasses.replace(each, outcome=Outcome.NOT_CLAIMED) if each.level is Level.L3 or each.check == "graph" else each
+        dataclasses.replace(each, outcome=Outcome.NOT_CLAIMED)
+        if each.level is Level.L3 or each.check == "graph"
+        else each
         for each in results
     ]
 

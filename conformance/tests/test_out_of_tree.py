@@ -28,7 +28,7 @@ write_package(document, Path(sys.argv[1]))
 def _run(*command: object, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
     # An editable install is found by the parent's site; a checkout on PYTHONPATH has to be handed on.
-    roots = [path for path in sys.path if path and (Path(path) / "deepinfer").is_dir() or "conformance" in path]
+    roots = [path for path in sys.path if (path and (Path(path) / "deepinfer").is_dir()) or "conformance" in path]
     environment |= {"PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     if "PYTHONPATH" in os.environ:
         environment["PYTHONPATH"] = os.pathsep.join([*roots, os.environ["PYTHONPATH"]])
@@ -61,7 +61,9 @@ def test_the_template_reaches_l1_in_its_own_environment_and_a_wrong_op_is_caught
 ) -> None:
     source = tmp_path / "source"
     files = write_template("acme", source)
-    assert {"pyproject.toml", "README.md", "__init__.py", "norm.py", "test_conformance.py"} == {each.name for each in files}
+    assert {"pyproject.toml", "README.md", "__init__.py", "norm.py", "test_conformance.py"} == {
+        each.name for each in files
+    }
     assert not any("@name@" in each.read_text() or "@package@" in each.read_text() for each in files)
     first = tmp_path / "first"
     first.mkdir()

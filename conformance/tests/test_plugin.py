@@ -29,13 +29,17 @@ def _plugin() -> list[str]:
 
 
 def test_cases_are_tests_that_can_be_chosen(tmp_path: Path) -> None:
-    done = _pytest(tmp_path, "--pyargs", "deepinfer_conformance", "--accelerator", "cpu_ref", "-k", "rms and numerics and one_row")
+    done = _pytest(
+        tmp_path, "--pyargs", "deepinfer_conformance", "--accelerator", "cpu_ref", "-k", "rms and numerics and one_row"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout
 
 
 def test_a_claim_that_does_not_hold_fails_its_test(tmp_path: Path) -> None:
-    done = _pytest(tmp_path, "--pyargs", "deepinfer_conformance", "--accelerator", "null", "-k", "rms and numerics and one_row")
+    done = _pytest(
+        tmp_path, "--pyargs", "deepinfer_conformance", "--accelerator", "null", "-k", "rms and numerics and one_row"
+    )
     assert done.returncode == 1
     assert "2 failed" in done.stdout
 

@@ -76,8 +76,10 @@ def test_an_absent_or_broken_file_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_junit_counts_what_the_report_counts(make_report: MakeReport) -> None:
-    document = make_report({RMS: {"outcome": Outcome.FAIL, "detail": "off by \x1b one"}, "L0/-/memory": {"outcome": Outcome.CRASH}})
-    root = ElementTree.fromstring(junit_xml(results_of(document), "acme 1"))
+    document = make_report(
+        {RMS: {"outcome": Outcome.FAIL, "detail": "off by \x1b one"}, "L0/-/memory": {"outcome": Outcome.CRASH}}
+    )
+    root = ElementTree.fromstring(junit_xml(results_of(document), "acme 1"))  # noqa: S314 - our own document
     assert sum(int(suite.get("tests", "0")) for suite in root) == len(document["cases"])
     assert sum(int(suite.get("failures", "0")) for suite in root) == 1
     assert sum(int(suite.get("errors", "0")) for suite in root) == 1

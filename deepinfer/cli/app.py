@@ -18,7 +18,7 @@ import typer
 from typer.exceptions import TyperException
 from typer.main import get_command
 
-from deepinfer.cli import bench, checkpoint, devices, env, generate, plan
+from deepinfer.cli import bench, checkpoint, conformance, devices, env, generate, plan
 from deepinfer.cli.command import Command
 from deepinfer.cli.session import Session
 from deepinfer.errors import ArgumentError, ConfigurationError, DeepInferError, TokenizerError
@@ -61,6 +61,18 @@ def build() -> typer.Typer:
     measures.command("throughput", cls=Command)(bench.throughput)
     measures.command("latency", cls=Command)(bench.latency)
     app.add_typer(measures, name="bench", help="Measure; every figure says where it was taken.")
+    suite = typer.Typer(rich_markup_mode=None, context_settings=_HELP_NAMES)
+    suite.callback(invoke_without_command=True)(_group)
+    for name, function in (
+        ("run", conformance.run),
+        ("list", conformance.list_cases),
+        ("replay", conformance.replay),
+        ("verify", conformance.verify),
+        ("compare", conformance.compare),
+        ("new-driver", conformance.new_driver),
+    ):
+        suite.command(name, cls=Command)(function)
+    app.add_typer(suite, name="conformance", help="Does a driver keep what it claims? Prove it, or see where not.")
     return app
 
 

@@ -2,7 +2,7 @@
 
 A sample of the row says between which two weights the cut of top-p must lie. What weighs more is kept, what weighs less
 is not, and only the tokens in between are sorted. The sums are of all tokens and exact, so they prove whether the guess
-was right; where it was not, the row is left to somebody who sorts it.
+was right; where it was not, the second guess is that it can be any weight.
 
 Legend: V vocabulary, N blocks of a row, C tokens of a block, S tokens of a sample, M tokens near the cut.
 """
@@ -46,6 +46,9 @@ class Bracket(NamedTuple):
     high: float
 
 
+Guess = Callable[[NDArray[np.float64], float], Bracket]
+
+
 @dataclass(frozen=True, slots=True)
 class Cut:
     """What is kept of a row.
@@ -83,7 +86,7 @@ def cut_row(
     weights_NC: torch.Tensor,
     logits_NC: torch.Tensor,
     settings: CutSettings,
-    guess: Callable[[NDArray[np.float64], float], Bracket],
+    guess: Guess,
 ) -> Cut | None:
     """Return what top-p and min-p keep of a row, or None when the guess was wrong.
 
@@ -91,13 +94,13 @@ def cut_row(
         weights_NC: float64, whole numbers, ids in order; overwritten.
         logits_NC: float32, what they were made of.
         settings: those of the row.
-        guess: `guess_bracket`; no result but None depends on it.
+        guess: gets the weights, and what all that are out weigh less than; no result but None depends on it.
     """
-    if settings.top_p >= 1:
+    total = float(weights_NC.sum()) if settings.top_p < 1 else 0.0
+    limit = math.floor(settings.top_p * total)
+    if limit >= total:  # the product may round up to the whole
         return Cut(_sums_from(weights_NC, settings.least_weight), 0)
     weights_V, logits_V = weights_NC.view(-1).numpy(), logits_NC.reshape(-1).numpy()
-    total = float(weights_NC.sum())
-    limit = math.floor(settings.top_p * total)
     bracket = guess(weights_V, total - limit)
     ids_M = np.flatnonzero(_is_near(logits_V, bracket, settings))
     weights_M = weights_V[ids_M].astype(np.int64)
@@ -136,6 +139,11 @@ def guess_bracket(weights_V: NDArray[np.float64], rest: float) -> Bracket:
     # One more unit, so that the tokens that tie with the cut lie in between whole.
     high = float(sample_S[out + spread]) + 1 if out + spread < size else _LARGEST_WEIGHT + 1
     return Bracket(low, max(low, high))
+
+
+def guess_everything(_weights_V: NDArray[np.float64], _rest: float) -> Bracket:
+    """Guess what is always right: every token is sorted."""
+    return Bracket(1.0, _LARGEST_WEIGHT + 1)
 
 
 def _is_near(logits_V: NDArray[np.float32], bracket: Bracket, settings: CutSettings) -> NDArray[np.bool_]:

@@ -18,7 +18,7 @@ import torch
 
 from deepinfer.accelerator.ops.sampling import WEIGHT_BITS
 from deepinfer_cpu_ref.quick_blocks import BlockedRows, DrawnRows
-from deepinfer_cpu_ref.quick_cut import CutSettings, cut_row, guess_bracket, keys
+from deepinfer_cpu_ref.quick_cut import CutSettings, Guess, cut_row, guess_bracket, guess_everything, keys
 
 UNDECIDED = -2
 """Stands for the token of a row that a quick way could not decide."""
@@ -31,16 +31,17 @@ _PIECE_ELEMENTS = 2**19
 
 
 def draw_dense(blocked: BlockedRows, drawn: DrawnRows, vocabulary: int) -> torch.Tensor:
-    """Return the tokens (int64 [R]) of some rows, or `UNDECIDED`: rows with a top-k, and what could not be proven."""
+    """Return the tokens (int64 [R]) of some rows; `UNDECIDED` for those with a top-k, which have no way here."""
     rows = drawn.settings
     tokens_R = torch.full_like(drawn.rows_R, UNDECIDED)
     has_no_top_k_R = (rows.top_k_B == 0) | (rows.top_k_B >= vocabulary)
     plain_M = (has_no_top_k_R & (rows.top_p_B >= 1) & (rows.min_weight_B == 0)).nonzero()[:, 0]
     if len(plain_M):
         tokens_R[plain_M] = _draw_unfiltered(blocked, drawn.select(plain_M))
-    undecided_M = (has_no_top_k_R & (tokens_R == UNDECIDED)).nonzero()[:, 0]
-    if len(undecided_M):
-        tokens_R[undecided_M] = _draw_exactly(blocked, drawn.select(undecided_M))
+    for guess in (guess_bracket, guess_everything):
+        undecided_M = (has_no_top_k_R & (tokens_R == UNDECIDED)).nonzero()[:, 0]
+        if len(undecided_M):
+            tokens_R[undecided_M] = _draw_exactly(blocked, drawn.select(undecided_M), guess)
     return tokens_R
 
 
@@ -71,7 +72,7 @@ def _draw_unfiltered(blocked: BlockedRows, drawn: DrawnRows) -> torch.Tensor:
     return torch.where(is_certain_R, (block_R1 * width + place_R1)[:, 0], UNDECIDED)
 
 
-def _draw_exactly(blocked: BlockedRows, drawn: DrawnRows) -> torch.Tensor:
+def _draw_exactly(blocked: BlockedRows, drawn: DrawnRows, guess: Guess) -> torch.Tensor:
     count, width = blocked.logits_BNC.shape[1:]
     rows = drawn.settings
     largest_R, least_weight_R = blocked.largest_B[drawn.rows_R], rows.min_weight_B.clamp(min=1)
@@ -83,7 +84,7 @@ def _draw_exactly(blocked: BlockedRows, drawn: DrawnRows) -> torch.Tensor:
     for start, stop, piece_RNC in _pieces(blocked, drawn.rows_R):
         weights_RNC = _weights(piece_RNC, largest_R[start:stop], rows.temperature_B[start:stop])
         for place, weights_NC in enumerate(weights_RNC, start):
-            cut = cut_row(weights_NC, blocked.logits_BNC[places[place]], cut_settings[place], guess_bracket)
+            cut = cut_row(weights_NC, blocked.logits_BNC[places[place]], cut_settings[place], guess)
             if cut is not None:
                 sums_RN[place], least_key_R[place] = cut.sums_N, cut.least_key
     through_RN = sums_RN.cumsum(-1)

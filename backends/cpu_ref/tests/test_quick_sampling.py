@@ -171,6 +171,16 @@ def test_rows_of_ties_are_cut_at_the_lowest_ids_and_never_left_undecided(top_p: 
     assert torch.equal(tokens, READABLE.draw(READABLE.weigh(x_BV, rows), uniforms))
 
 
+def test_a_sample_that_misleads_costs_time_and_nothing_else() -> None:
+    # Every 31st token, which is what a sample sees, is far lighter than all others.
+    x_BV = torch.randn(2, 8000, generator=torch.Generator().manual_seed(11))
+    x_BV[:, ::31] -= 12.0
+    rows = same_rows(2, 1.0, 0, 0.8)
+    ops = CountingOps()
+    assert_same_sample(QuickSampling(ops).sample(x_BV, rows), READABLE.sample(x_BV, rows))
+    assert ops.widths == []
+
+
 def test_a_guess_is_never_believed_when_it_is_wrong() -> None:
     generator = torch.Generator().manual_seed(31)
     decided = 0

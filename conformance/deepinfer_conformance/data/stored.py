@@ -42,8 +42,8 @@ _TYPES: Final[Mapping[str, type[Any]]] = {
     each.__name__: each
     for each in (
         EntryCache, IndexCache, PendingCache, StepLayout, StoredExpert, StoredWeight, WindowCache, LongRange,
-        RouterWeights, Routing, NgramHash, NgramTable, Mix, MixWeights, RotaryTable, SelectionRule, Float32Record, IndexRecord,
-        LongRangeRecord, WindowRecord, sampling.AllowedEntries, sampling.BiasEntries, sampling.LogitAdjustments,
+        RouterWeights, Routing, NgramHash, NgramTable, Mix, MixWeights, RotaryTable, SelectionRule, Float32Record,
+        IndexRecord, LongRangeRecord, WindowRecord, sampling.AllowedEntries, sampling.BiasEntries, sampling.LogitAdjustments,
         sampling.PenaltyEntries, sampling.RowFacts, sampling.SamplingRows, sampling.TokenEntries, sampling.TokenWeights,
     )
 }  # fmt: skip

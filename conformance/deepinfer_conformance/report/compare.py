@@ -98,7 +98,7 @@ def worst_shares(results: Sequence[CaseResult]) -> dict[tuple[str, str], float]:
     """Return per (op, column) the largest share of the bound that any case used."""
     worst: dict[tuple[str, str], float] = {}
     for result in results:
-        if result.metric == SHARE and result.value is not None:
+        if result.op and result.metric == SHARE and result.value is not None:
             key = (result.op, column_of(result))
             worst[key] = max(worst.get(key, 0.0), result.value)
     return worst

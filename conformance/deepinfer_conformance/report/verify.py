@@ -18,9 +18,7 @@ _SHOWN = 5
 _WITHOUT_INPUTS = (Outcome.CRASH, Outcome.TIMEOUT, Outcome.NOT_CLAIMED)
 
 
-def verify_report(
-    document: Document, *, today: datetime.date, wanted: Sequence[Case] | None = None
-) -> list[str]:
+def verify_report(document: Document, *, today: datetime.date, wanted: Sequence[Case] | None = None) -> list[str]:
     """Return every reason why a report is no valid package; empty if it is one.
 
     A package is a whole profile, run from an unchanged suite of this version, whose inputs are those of the suite, in
