@@ -51,13 +51,6 @@ FROZEN_FLAGS = {
     "deepinfer checkpoint": [],
     "deepinfer checkpoint inspect": ["directory", "--json"],
     "deepinfer checkpoint make": ["out", "--config", "--seed", "--format", "--shards"],
-    "deepinfer conformance": [],
-    "deepinfer conformance run": ["--driver", "--profile", "--level", "--ops", "--report", "--seed", "--jobs"],
-    "deepinfer conformance list": ["--profile", "--level", "--ops", "--seed", "--pages"],
-    "deepinfer conformance replay": ["case", "--driver", "--seed"],
-    "deepinfer conformance verify": ["report"],
-    "deepinfer conformance compare": ["left", "right"],
-    "deepinfer conformance new-driver": ["name", "directory"],
     "deepinfer bench": [],
     "deepinfer bench core": ["--running", "--steps", "--save-result"],
     "deepinfer bench sampler": [
@@ -105,6 +98,13 @@ FROZEN_FLAGS = {
         "--threads",
         "--save-result",
     ],
+    "deepinfer conformance": [],
+    "deepinfer conformance run": ["--driver", "--profile", "--level", "--ops", "--report", "--seed", "--jobs"],
+    "deepinfer conformance list": ["--profile", "--level", "--ops", "--seed", "--pages"],
+    "deepinfer conformance replay": ["case", "--driver", "--seed"],
+    "deepinfer conformance verify": ["report"],
+    "deepinfer conformance compare": ["left", "right"],
+    "deepinfer conformance new-driver": ["name", "directory"],
 }
 
 
