@@ -49,8 +49,8 @@ def quiet(llm: LLM, prompt: Sequence[int], params: SamplingParams) -> list[int]:
     return tokens(llm.generate([list(prompt)], params, use_tqdm=False)[0])
 
 
-@pytest.mark.parametrize("steps", [0, 1, 2, 4])
-@pytest.mark.parametrize("length", [3, 8, 13])
+@pytest.mark.parametrize("steps", [0, 2, 4])
+@pytest.mark.parametrize("length", [3, 13])
 def test_forks_of_forks_continue_their_parents_history(steps: int, length: int, odd: Odd) -> None:
     llm = odd(max_num_batched_tokens=5)
     engine, prompt = llm.engine, prompt_of(length)
@@ -71,13 +71,13 @@ def test_forks_of_forks_continue_their_parents_history(steps: int, length: int, 
     assert tokens(ends["apart"])[1:] == best[len(prompt) + made : -1]
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", [2])
 def test_an_abort_at_any_step_touches_nobody_else(victim: int, odd: Odd) -> None:
     calm = odd()
     prompts = [prompt_of(length) for length in (13, 5, 9)]
     expected = [quiet(calm, prompt, greedy(6)) for prompt in prompts]
     llm = odd(num_blocks=9, max_num_batched_tokens=6, max_num_seqs=2, prefill_attempt_interval=2)
-    for steps in range(0, 18, 3):
+    for steps in range(0, 16, 4):
         for number, prompt in enumerate(prompts):
             llm.engine.add_request(str(number), prompt, greedy(6))
         records = [record for _ in range(steps) for record in llm.engine.step()]
@@ -91,7 +91,7 @@ def test_an_abort_at_any_step_touches_nobody_else(victim: int, odd: Odd) -> None
             assert got == expected[number][: len(got) if is_cut else None]
 
 
-@pytest.mark.parametrize("num_blocks", [8, 10])
+@pytest.mark.parametrize("num_blocks", [9])
 def test_preemption_changes_no_draw_no_penalty_and_no_listed_probability(num_blocks: int, odd: Odd) -> None:
     params = [
         SamplingParams(
@@ -111,7 +111,7 @@ def test_preemption_changes_no_draw_no_penalty_and_no_listed_probability(num_blo
         assert got.prompt_logprobs == wanted.prompt_logprobs
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_storm_of_calls_leaks_nothing_and_ends_everything_once(seed: int, odd: Odd) -> None:
     chance = random.Random(seed)
     llm = odd(

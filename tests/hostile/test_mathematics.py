@@ -218,12 +218,11 @@ def test_logits_are_those_of_the_formulas(
     np.testing.assert_allclose(llm.logits(ids, image.tolist()).numpy(), expected, rtol=0, atol=3e-6)
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["float32", "released"])
-@pytest.mark.parametrize("name", ["one_of_each", "narrow"])
+@pytest.mark.parametrize(("name", "kv_cache_dtype"), [("one_of_each", "released"), ("narrow", "float32")])
 def test_no_cut_of_the_prompt_moves_a_bit_in_the_invariant_mode(
     name: str, kv_cache_dtype: str, odd: Callable[..., LLM]
 ) -> None:
-    ids = np.random.default_rng(6).integers(0, 101, 17).tolist()
+    ids = np.random.default_rng(6).integers(0, 101, 13).tolist()
     cuts = [
         odd(name, batch_invariant=True, kv_cache_dtype=kv_cache_dtype, block_size=block, max_num_batched_tokens=budget)
         for block, budget in ((2, 1), (6, 5), (128, 64))

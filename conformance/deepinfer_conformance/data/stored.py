@@ -43,8 +43,9 @@ _TYPES: Final[Mapping[str, type[Any]]] = {
     for each in (
         EntryCache, IndexCache, PendingCache, StepLayout, StoredExpert, StoredWeight, WindowCache, LongRange,
         RouterWeights, Routing, NgramHash, NgramTable, Mix, MixWeights, RotaryTable, SelectionRule, Float32Record,
-        IndexRecord, LongRangeRecord, WindowRecord, sampling.AllowedEntries, sampling.BiasEntries, sampling.LogitAdjustments,
-        sampling.PenaltyEntries, sampling.RowFacts, sampling.SamplingRows, sampling.TokenEntries, sampling.TokenWeights,
+        IndexRecord, LongRangeRecord, WindowRecord, sampling.AllowedEntries, sampling.BiasEntries,
+        sampling.LogitAdjustments, sampling.PenaltyEntries, sampling.RowFacts, sampling.SamplingRows,
+        sampling.TokenEntries, sampling.TokenWeights,
     )
 }  # fmt: skip
 
