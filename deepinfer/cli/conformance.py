@@ -118,7 +118,7 @@ def verify(
     problems = verify_report(document, today=datetime.datetime.now(datetime.UTC).date())
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in problems)
-        print(f"error: {report} is no valid package: {len(problems)} problems\n{listed}", file=sys.stderr)
+        print(f"error: {report} is no valid package:\n{listed}", file=sys.stderr)
         raise typer.Exit(1)
     name = document["driver"]["name"]
     print(f"{report}: valid; {name} {document['driver']['version']} reaches {document['level_reached']}")

@@ -1,10 +1,10 @@
 """Draws from rows of which nearly every token matters, a few readings of the logits each.
 
 Two ways. Without filters a draw needs only to know on which side of its target each partial sum lies: sums of an
-approximation decide that whenever the target is farther from the chosen token's ends than the approximation can be off.
-In float32 that is most draws, in float64 nearly all others; what neither can decide is left to the second way. It
-computes the weights themselves. Kept in float64 they stay exact integers, and so do their sums, in any order. The cut
-of top-p is found without sorting the row (`deepinfer_cpu_ref.quick_cut`).
+approximation decide that whenever the target is farther from the chosen token's ends than the approximation can be off,
+which is nearly always; what they cannot decide is left to the second way. It computes the weights themselves. Kept in
+float64 they stay exact integers, and so do their sums, in any order. The cut of top-p is found without sorting the row
+(`deepinfer_cpu_ref.quick_cut`).
 
 Legend: B all rows, R rows of a group, V vocabulary, N blocks of a row, C tokens of a block, M entries of a list.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 
@@ -27,31 +26,8 @@ WIDEST_VOCABULARY = 2**21
 """Sums of this many weights stay below 2**53, so that float64 holds them exactly."""
 
 _UNIT = 2.0**-WEIGHT_BITS
-_DOUBLE_ROUNDING = 2.0**-53
+_LARGEST_EXPONENT = 500.0
 _PIECE_ELEMENTS = 2**19
-_FOLDED_WIDTH = 8
-
-
-class _Precision(NamedTuple):
-    """A type in which shares are approximated.
-
-    Attributes:
-        dtype: the type.
-        rounding: the largest relative error of one rounding.
-        largest_exponent: beyond this power of two, up or down, its numbers are not relied on.
-    """
-
-    dtype: torch.dtype
-    rounding: float
-    largest_exponent: float
-
-
-_PRECISIONS = (
-    _Precision(torch.float32, 2.0**-24, 60.0),
-    _Precision(torch.float64, _DOUBLE_ROUNDING, 500.0),
-)
-_EXPONENTIAL_ROUNDINGS = 4.0
-"""Roundings that an exponential is off by, at most: twice what its library promises."""
 
 
 def draw_dense(blocked: BlockedRows, drawn: DrawnRows, vocabulary: int) -> torch.Tensor:
@@ -59,11 +35,9 @@ def draw_dense(blocked: BlockedRows, drawn: DrawnRows, vocabulary: int) -> torch
     rows = drawn.settings
     tokens_R = torch.full_like(drawn.rows_R, UNDECIDED)
     has_no_top_k_R = (rows.top_k_B == 0) | (rows.top_k_B >= vocabulary)
-    has_no_filter_R = has_no_top_k_R & (rows.top_p_B >= 1) & (rows.min_weight_B == 0)
-    for precision in _PRECISIONS:
-        plain_M = (has_no_filter_R & (tokens_R == UNDECIDED)).nonzero()[:, 0]
-        if len(plain_M):
-            tokens_R[plain_M] = _draw_unfiltered(blocked, drawn.select(plain_M), precision)
+    plain_M = (has_no_top_k_R & (rows.top_p_B >= 1) & (rows.min_weight_B == 0)).nonzero()[:, 0]
+    if len(plain_M):
+        tokens_R[plain_M] = _draw_unfiltered(blocked, drawn.select(plain_M))
     for guess in (guess_bracket, guess_everything):
         undecided_M = (has_no_top_k_R & (tokens_R == UNDECIDED)).nonzero()[:, 0]
         if len(undecided_M):
@@ -71,14 +45,13 @@ def draw_dense(blocked: BlockedRows, drawn: DrawnRows, vocabulary: int) -> torch
     return tokens_R
 
 
-def _draw_unfiltered(blocked: BlockedRows, drawn: DrawnRows, precision: _Precision) -> torch.Tensor:
+def _draw_unfiltered(blocked: BlockedRows, drawn: DrawnRows) -> torch.Tensor:
     count, width = blocked.logits_BNC.shape[1:]
-    # Shares are powers of two, which are quicker than those of e.
     scale_R = math.log2(math.e) / drawn.settings.temperature_B
     sums_RN = torch.empty(len(drawn.rows_R), count, dtype=torch.float64)
-    for start, stop, shares_RNC in _pieces(blocked, drawn.rows_R, precision.dtype):
-        shares_RNC.mul_(scale_R[start:stop, None, None].to(precision.dtype)).exp2_()
-        torch.sum(_folded(shares_RNC).to(torch.float64), -1, out=sums_RN[start:stop])
+    for start, stop, shares_RNC in _pieces(blocked, drawn.rows_R):
+        shares_RNC.mul_(scale_R[start:stop, None, None])
+        torch.sum(shares_RNC.exp2_(), -1, out=sums_RN[start:stop])
     through_RN = sums_RN.cumsum(-1)
     total_R = through_RN[:, -1]
     target_R1 = (drawn.uniforms_R * total_R)[:, None]
@@ -89,39 +62,14 @@ def _draw_unfiltered(blocked: BlockedRows, drawn: DrawnRows, precision: _Precisi
     place_R1 = torch.searchsorted(through_RC, target_R1, right=True).clamp(max=width - 1)
     end_R1 = through_RC.gather(1, place_R1)
     begin_R1 = end_R1 - shares_RC.gather(1, place_R1)
+    # A weight is the floor of its share: the shares are too large by less than a unit each. Their own error, and that
+    # of the exponential of the definition, are a few roundings of exponents below 2**10; sums round V times.
     exponent_R = blocked.largest_B[drawn.rows_R] * scale_R
-    error_R = _error(exponent_R, total_R, count * width, precision)
-    # A sum that is off moves the target with it: their distance is off by what lies on one side of it, or the other.
-    room_R = torch.maximum(drawn.uniforms_R, 1 - drawn.uniforms_R) * error_R
+    vocabulary = count * width
+    room_R = exponent_R.exp2() * _UNIT * (vocabulary + 4) + total_R * 2.0**-53 * (2 * vocabulary + 2**14)
     distance_R = torch.minimum(target_R1 - begin_R1, end_R1 - target_R1)[:, 0]
-    is_certain_R = (distance_R > room_R) & (exponent_R.abs() < precision.largest_exponent)
+    is_certain_R = (distance_R > room_R) & (exponent_R.abs() < _LARGEST_EXPONENT)
     return torch.where(is_certain_R, (block_R1 * width + place_R1)[:, 0], UNDECIDED)
-
-
-def _folded(shares_RNC: torch.Tensor) -> torch.Tensor:
-    """Add float32 shares in few steps of known rounding, until the rest is cheap to add in float64."""
-    while shares_RNC.dtype == torch.float32 and shares_RNC.shape[-1] % 2 == 0 and shares_RNC.shape[-1] > _FOLDED_WIDTH:
-        half = shares_RNC.shape[-1] // 2
-        shares_RNC = shares_RNC[..., :half] + shares_RNC[..., half:]
-    return shares_RNC
-
-
-def _error(exponent_R: torch.Tensor, total_R: torch.Tensor, vocabulary: int, precision: _Precision) -> torch.Tensor:
-    """Return by how much any sum of a row's shares may differ from the sum of its weights, in the unit of the shares.
-
-    A weight is its share without the fraction. The rest are roundings: two of each exponent, a few of each exponential,
-    one of each addition that is folded, and those of float64, which add up to less than the last term. An exponent's
-    rounding counts for as much as the exponent is large. On the average by shares it is at most the largest one plus the
-    mean distance from it, which is at most log2(V / total) (Gibbs), or where it is negative 0.54 V / total in sum.
-    """
-    largest_R = exponent_R.exp2()
-    by_distance_R = exponent_R.abs() + (vocabulary * largest_R / total_R).log2()
-    by_sign_R = exponent_R.clamp(min=0) + 0.54 * vocabulary / total_R
-    exponents_R = 2.0 * math.log(2.0) * torch.minimum(by_distance_R, by_sign_R)
-    folds = math.log2(vocabulary)
-    relative_R = precision.rounding * (exponents_R + _EXPONENTIAL_ROUNDINGS + folds)
-    relative_R += _DOUBLE_ROUNDING * (2 * vocabulary + 2**14)
-    return largest_R * _UNIT * (vocabulary + 4) + total_R * relative_R
 
 
 def _draw_exactly(blocked: BlockedRows, drawn: DrawnRows, guess: Guess) -> torch.Tensor:
@@ -133,7 +81,7 @@ def _draw_exactly(blocked: BlockedRows, drawn: DrawnRows, guess: Guess) -> torch
     columns = (largest_R, rows.temperature_B, rows.top_p_B, least_weight_R)
     cut_settings = list(map(CutSettings, *(column_R.tolist() for column_R in columns)))
     places: list[int] = drawn.rows_R.tolist()
-    for start, stop, piece_RNC in _pieces(blocked, drawn.rows_R, torch.float64):
+    for start, stop, piece_RNC in _pieces(blocked, drawn.rows_R):
         weights_RNC = _weights(piece_RNC, largest_R[start:stop], rows.temperature_B[start:stop])
         for place, weights_NC in enumerate(weights_RNC, start):
             cut = cut_row(weights_NC, blocked.logits_BNC[places[place]], cut_settings[place], guess)
@@ -162,11 +110,11 @@ def _weights(logits_RNC: torch.Tensor, largest_R: torch.Tensor, temperature_R: t
     return torch.div(logits_RNC.exp_(), _UNIT, rounding_mode="trunc", out=logits_RNC)
 
 
-def _pieces(blocked: BlockedRows, rows_R: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Yield ranges of the rows and a copy of their logits in ``dtype``, which lives until the next."""
+def _pieces(blocked: BlockedRows, rows_R: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Yield ranges of the rows and a float64 copy of their logits, which lives until the next."""
     count, width = blocked.logits_BNC.shape[1:]
     step = max(1, _PIECE_ELEMENTS // (count * width))
-    room_RNC = torch.empty(min(step, len(rows_R)), count, width, dtype=dtype)
+    room_RNC = torch.empty(min(step, len(rows_R)), count, width, dtype=torch.float64)
     places: list[int] = rows_R.tolist()
     for start in range(0, len(places), step):
         stop = min(start + step, len(places))
