@@ -44,6 +44,13 @@ class LLM:
         accelerator: str | None = None,
         **options: Unpack[EngineKeywords],
     ) -> None:
+        wrong = []
+        if model is not None and not isinstance(model, (str, PathLike)):
+            wrong.append(f"model is of type {type(model).__name__}; give a directory or None")
+        if accelerator is not None and not isinstance(accelerator, str):
+            wrong.append(f"accelerator is of type {type(accelerator).__name__}; give a driver's name or None")
+        if wrong:
+            raise TypeError("LLM: " + "; ".join(wrong))
         self._wrap(build_engine(model, accelerator, EngineOptions.from_keywords(options)))
 
     @classmethod

@@ -34,7 +34,8 @@ class OpCapability:
         kv_formats: cache formats that the op reads and writes; irrelevant for ops without a cache.
         largest: largest supported value per named dimension, for example ``{"top_k": 512}``; absent = unlimited.
         graph_safe: the op may be recorded into a graph.
-        repeatability: the strongest level that the op keeps.
+        repeatability: the strongest level that the op keeps when it is demanded (``OpOptions.batch_invariant``);
+            without the demand only R1 is promised.
         provider: who computes it, for the plan ("native" or a library's name).
     """
 

@@ -27,7 +27,7 @@ class PlanRow:
         op: identifier, "group.op".
         driver: name of the driver whose implementation runs.
         provider: "native", a library's name, or "fallback".
-        repeatability: level that this implementation claims.
+        repeatability: level that holds in this plan: R2 and above are kept only where the options demand them.
         note: why the chosen driver's own implementation is not used; empty when it is.
     """
 
@@ -202,15 +202,20 @@ def _bind(
                 claim = reference.capabilities().ops[identifier]
                 sources[name] = spare[group_type.group]
                 note = refusals[identifier]
-                rows.append(PlanRow(identifier, reference.name, "fallback", claim.repeatability, note))
+                rows.append(PlanRow(identifier, reference.name, "fallback", _in_force(claim, options), note))
             else:
                 claim = driver.capabilities().ops[identifier]
                 sources[name] = own[group_type.group]
-                rows.append(PlanRow(identifier, driver.name, claim.provider, claim.repeatability, ""))
+                rows.append(PlanRow(identifier, driver.name, claim.provider, _in_force(claim, options), ""))
         bound[group_type.group] = _compose(group_type, sources)
     # Each value is an instance of the group class that its key names: OP_GROUPS and the fields of Ops are one list.
     ops = Ops(**cast("dict[str, object]", bound))  # type: ignore[arg-type]
     return Plan(driver.name, options, tuple(rows), ops)
+
+
+def _in_force(claim: OpCapability, options: OpOptions) -> Repeatability:
+    """Return the level that ops built for ``options`` keep: what is claimed, but R2 and above only on demand."""
+    return claim.repeatability if options.batch_invariant else min(claim.repeatability, Repeatability.RUN_TO_RUN)
 
 
 def _compose(group_type: type[OpGroup], sources: Mapping[str, OpGroup]) -> OpGroup:

@@ -92,11 +92,18 @@ def sampler(
     with _bar(len(CASES)) as bar:
         report = run_sampler(settings, driver, environment, tick=bar.update)
     cells = [
-        (result.setting, f"{result.median_ms:.2f}", f"{result.best_ms:.2f}", result.provider, result.tokens_digest)
+        (
+            result.setting,
+            f"{result.median_ms:.2f}",
+            f"{result.best_ms:.2f}",
+            f"{result.cpu_ms:.2f}",
+            result.provider,
+            result.tokens_digest,
+        )
         for result in report.results
     ]
     print(f"{rows} rows x {vocabulary:,} logits, {_threads(threads)}, milliseconds per call, {repeats} calls")
-    _finish(report, show.table(("setting", "median", "best", "provider", "tokens"), cells), save_result)
+    _finish(report, show.table(("setting", "median", "best", "CPU time", "provider", "tokens"), cells), save_result)
 
 
 def _serving(kind: _Kind, text: str) -> Callable[..., None]:

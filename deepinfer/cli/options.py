@@ -41,5 +41,5 @@ def token_ids(option: str, text: str, problems: list[str]) -> list[int]:
         else:
             wrong.append(repr(word))
     if wrong:
-        problems.append(f"{option} {text!r}: {', '.join(wrong)} no token id; write whole numbers parted by commas")
+        problems.append(f"{option} {text!r}: no token ids: {', '.join(wrong)}; write whole numbers parted by commas")
     return ids

@@ -138,6 +138,21 @@ def read_token_ids(prompt: object) -> tuple[int, ...]:
     return tuple(map(int, items))
 
 
+def read_mask(mask: object) -> tuple[bool, ...]:
+    """Return a mask as booleans; TypeError for anything but a list of truth values or 0 and 1."""
+    if isinstance(mask, (str, bytes)) or not isinstance(mask, Iterable):
+        raise TypeError(f"image_mask is of type {type(mask).__name__}; give a list of booleans")
+    flags = list(mask)
+    strange = sorted({repr(flag)[:20] for flag in flags if not _is_flag(flag)})
+    if strange:
+        raise TypeError(f"image_mask holds {', '.join(strange[:5])}; give booleans")
+    return tuple(bool(flag) for flag in flags)
+
+
+def _is_flag(value: object) -> bool:
+    return not isinstance(value, (str, bytes)) and value in (0, 1)
+
+
 def spans_of(mask: Sequence[object]) -> tuple[Span, ...]:
     """Return the runs of true values in ``mask`` as (start, stop) pairs."""
     edges = [False, *map(bool, mask), False]

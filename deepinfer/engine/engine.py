@@ -10,7 +10,7 @@ import torch
 
 from deepinfer.accelerator import Plan
 from deepinfer.accelerator.ops.sampling import RowStatus
-from deepinfer.engine.admission import AdmissionRules, Submission, spans_of
+from deepinfer.engine.admission import AdmissionRules, Submission, read_mask, spans_of
 from deepinfer.engine.answers import Answer, Request, sequence_ids
 from deepinfer.engine.memory import PoolPlan
 from deepinfer.engine.options import EngineOptions
@@ -232,7 +232,7 @@ class Engine:
                 unfinished, whose records would have no reader.
             TypeError: listing every argument of a wrong type.
         """
-        mask = () if image_mask is None else tuple(image_mask)
+        mask = () if image_mask is None else read_mask(image_mask)
         submission = Submission.read(request_id, ids, _LOGITS_PARAMS, image_spans=spans_of(mask))
         num_ids = len(submission.prompt_token_ids)
         problems = list(self._rules.refusals(submission))

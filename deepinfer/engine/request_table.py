@@ -45,7 +45,8 @@ class RequestTable:
         for identifier in ids:
             if identifier in self._requests or identifier in self._answers:
                 raise DuplicateRequestError(
-                    f"request id {identifier!r} is alive; wait for its terminal record, abort it, or use another id"
+                    f"request id {identifier!r} is alive until its terminal record has come out of step(); "
+                    f"run step(), or use another id"
                 )
 
     def add(self, request: Request) -> None:

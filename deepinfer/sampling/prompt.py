@@ -5,6 +5,7 @@ Legend: T rows of a chunk, D hidden size, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -19,7 +20,8 @@ ROWS_PER_PIECE = 64
 class PromptLogProbabilities:
     """The list of one prompt, filled in any number of chunks; computing a chunk again changes nothing.
 
-    Entry p is about the prompt's token p and comes from row p - 1; the first entry is None.
+    Entry p is about the prompt's token p and comes from row p - 1; the first entry is None, and so is one whose row
+    holds NaN or +inf.
     """
 
     def __init__(self, prompt_token_ids: Sequence[int], count: int) -> None:
@@ -62,7 +64,10 @@ class PromptLogProbabilities:
             logits_TV = project(hidden_TD[start : start + len(positions)])
             chosen_T = torch.tensor(chosen, dtype=torch.int64, device=logits_TV.device)
             values = ops.raw_log_probabilities(logits_TV, chosen_T, self._count)
-            self._entries += read_log_probabilities(values, chosen, [self._count] * len(chosen))
+            found = read_log_probabilities(values, chosen, [self._count] * len(chosen))
+            # A row with NaN or +inf has no distribution: its entry is None, never a number that looks like one.
+            is_broken = (logits_TV.amax(-1).isfinite().logical_not() & ~(logits_TV == -math.inf).all(-1)).tolist()
+            self._entries += [None if broken else entry for entry, broken in zip(found, is_broken, strict=True)]
 
     @property
     def is_complete(self) -> bool:

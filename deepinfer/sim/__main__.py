@@ -77,11 +77,11 @@ def _tell_summary(reports: list[LifeReport]) -> None:
     names = ("steps", "requests", "tokens", "aborts", "forks", "faults", "preemptions")
     counts = ", ".join(f"{sum(getattr(report, name) for report in reports)} {name}" for name in names)
     bad = sum(bool(report.problems) for report in reports)
-    sys.stdout.write(
-        f"{len(reports)} lives: {counts}; {sum(report.virtual_s for report in reports):.0f} virtual seconds\n"
-    )
+    lives = "1 life" if len(reports) == 1 else f"{len(reports)} lives"
+    virtual_s = sum(report.virtual_s for report in reports)
+    sys.stdout.write(f"{lives}: {counts}; {virtual_s:.0f} virtual seconds\n")
     sys.stdout.write("endings: " + ", ".join(f"{count} {reason}" for reason, count in sorted(endings.items())) + "\n")
-    sys.stdout.write("nothing went wrong\n" if not bad else f"{bad} lives went wrong\n")
+    sys.stdout.write("nothing went wrong\n" if not bad else f"{bad} of {lives} went wrong\n")
 
 
 if __name__ == "__main__":

@@ -153,7 +153,13 @@ def test_the_reference_serves_everything_in_every_mode() -> None:
     ):
         plan = make_plan(Reference(), options)
         assert plan.fallbacks == ()
-        assert plan.repeatability >= Repeatability.BATCH_INVARIANT
+
+
+@pytest.mark.parametrize(("options", "level"), [(OpOptions(), 1), (OpOptions(batch_invariant=True), 2)])
+def test_the_plan_promises_batch_invariance_only_where_it_was_demanded(options: OpOptions, level: int) -> None:
+    plan = make_plan(Reference(), options)
+    assert plan.repeatability == Repeatability(level)
+    assert plan.as_json()["repeatability"] == f"R{level}"
 
 
 def test_the_plan_reads_as_json() -> None:

@@ -96,3 +96,16 @@ def test_logits_are_projected_in_pieces() -> None:
 def test_a_count_of_zero_lists_the_prompts_own_tokens() -> None:
     entries = run(6, 6, count=0).entries()
     assert [list(entry) for entry in entries if entry is not None] == [[token_id] for token_id in prompt(6)[1:]]
+
+
+def test_a_row_with_nan_has_no_entry_and_its_neighbours_keep_theirs() -> None:
+    listed = PromptLogProbabilities([4, 2, 3, 1], 1)
+    logits_TV = torch.tensor([[0.0, 1.0, 2.0, 3.0], [0.0, float("nan"), 2.0, 3.0], [float("-inf"), 0.0, 2.0, 3.0]])
+    listed.record(range(3), torch.zeros(3, 8), lambda hidden_TD: logits_TV[: len(hidden_TD)], CpuRefSampling())
+    first, second, third, fourth = listed.entries()
+    assert first is None
+    assert second is not None
+    assert set(second) == {2, 3}
+    assert third is None
+    assert fourth is not None
+    assert set(fourth) == {1, 3}

@@ -171,11 +171,13 @@ def test_rows_of_ties_are_cut_at_the_lowest_ids_and_never_left_undecided(top_p: 
     assert torch.equal(tokens, READABLE.draw(READABLE.weigh(x_BV, rows), uniforms))
 
 
-def test_a_sample_that_misleads_costs_time_and_nothing_else() -> None:
-    # Every 31st token, which is what a sample sees, is far lighter than all others.
+@pytest.mark.parametrize("top_p", [0.8, 1 - 2**-53])
+@pytest.mark.parametrize("lift", [-12.0, 8.0])
+def test_a_sample_that_misleads_costs_time_and_nothing_else(top_p: float, lift: float) -> None:
+    # Every 31st token, which is what a sample sees, is far from all others.
     x_BV = torch.randn(2, 8000, generator=torch.Generator().manual_seed(11))
-    x_BV[:, ::31] -= 12.0
-    rows = same_rows(2, 1.0, 0, 0.8)
+    x_BV[:, ::31] += lift
+    rows = same_rows(2, 1.0, 0, top_p)
     ops = CountingOps()
     assert_same_sample(QuickSampling(ops).sample(x_BV, rows), READABLE.sample(x_BV, rows))
     assert ops.widths == []

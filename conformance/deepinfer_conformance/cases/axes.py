@@ -33,6 +33,9 @@ KV_NUMERIC: Final = (*KV, SERVED)
 ONCE: Final = (F32,)
 """Ops whose inputs have dtypes of their own: sampling, plumbing, moves, codecs of bytes."""
 
+_BYTES_OF_FLOAT32: Final = ("codec.gather_window", "codec.gather_entries", "codec.gather_index_keys")
+"""Ops whose results are float32 by contract, whatever the activations are."""
+
 
 class Specimens:
     """Collects the specimens of one op."""
@@ -57,20 +60,22 @@ class Specimens:
         """Add one; ``build`` gets draws that belong to this specimen alone."""
         op, seed = self.op, self._seed
         chosen = self._options if options is None else options
-        if full and chosen and chosen[0] == F32 and chosen is not ONCE:
-            chosen = (*chosen, F64)
-        self._made.append(
-            Specimen(
-                op=op,
-                name=name,
-                build=lambda opts: build(Draws(seed, f"{op}/{name}"), opts),
-                options=chosen,
-                extents=extents,
-                full=full,
-                exact=exact,
-                by_rows=by_rows,
-            )
-        )
+        # The yardstick's own dtype: only for drivers that claim it, and only in the full profile.
+        double = (F64,) if chosen[0] == F32 and chosen is not ONCE and op not in _BYTES_OF_FLOAT32 else ()
+        for each, in_full in ((chosen, full), (double, True)):
+            if each:
+                self._made.append(
+                    Specimen(
+                        op=op,
+                        name=name,
+                        build=lambda opts: build(Draws(seed, f"{op}/{name}"), opts),
+                        options=each,
+                        extents=extents,
+                        full=in_full,
+                        exact=exact,
+                        by_rows=by_rows,
+                    )
+                )
 
     def __iter__(self) -> Iterator[Specimen]:
         return iter(self._made)
