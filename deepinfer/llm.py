@@ -44,13 +44,7 @@ class LLM:
         accelerator: str | None = None,
         **options: Unpack[EngineKeywords],
     ) -> None:
-        wrong = []
-        if model is not None and not isinstance(model, (str, PathLike)):
-            wrong.append(f"model is of type {type(model).__name__}; give a directory or None")
-        if accelerator is not None and not isinstance(accelerator, str):
-            wrong.append(f"accelerator is of type {type(accelerator).__name__}; give a driver's name or None")
-        if wrong:
-            raise TypeError("LLM: " + "; ".join(wrong))
+        _require_types(model, accelerator)
         self._wrap(build_engine(model, accelerator, EngineOptions.from_keywords(options)))
 
     @classmethod
@@ -213,3 +207,13 @@ def _params_for(given: object, count: int, problems: list[str]) -> list[Sampling
     if len(listed) != count:
         problems.append(f"{len(listed)} sampling parameters for {count} prompts; give one, or one per prompt")
     return params
+
+
+def _require_types(model: object, accelerator: object) -> None:
+    wrong = []
+    if model is not None and not isinstance(model, (str, PathLike)):
+        wrong.append(f"model is of type {type(model).__name__}; give a directory or None")
+    if accelerator is not None and not isinstance(accelerator, str):
+        wrong.append(f"accelerator is of type {type(accelerator).__name__}; give a driver's name or None")
+    if wrong:
+        raise TypeError("LLM: " + "; ".join(wrong))

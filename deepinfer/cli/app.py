@@ -63,15 +63,12 @@ def build() -> typer.Typer:
     app.add_typer(measures, name="bench", help="Measure; every figure says where it was taken.")
     suite = typer.Typer(rich_markup_mode=None, context_settings=_HELP_NAMES)
     suite.callback(invoke_without_command=True)(_group)
-    for name, function in (
-        ("run", conformance.run),
-        ("list", conformance.list_cases),
-        ("replay", conformance.replay),
-        ("verify", conformance.verify),
-        ("compare", conformance.compare),
-        ("new-driver", conformance.new_driver),
-    ):
-        suite.command(name, cls=Command)(function)
+    suite.command("run", cls=Command)(conformance.run)
+    suite.command("list", cls=Command)(conformance.list_cases)
+    suite.command("replay", cls=Command)(conformance.replay)
+    suite.command("verify", cls=Command)(conformance.verify)
+    suite.command("compare", cls=Command)(conformance.compare)
+    suite.command("new-driver", cls=Command)(conformance.new_driver)
     app.add_typer(suite, name="conformance", help="Does a driver keep what it claims? Prove it, or see where not.")
     return app
 

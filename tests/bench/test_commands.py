@@ -17,7 +17,17 @@ TINY: dict[str, list[object]] = {
 }
 RESULT_KEYS = {
     "core": {"running", "median_us", "parts", "reference_loop_us"},
-    "sampler": {"setting", "temperature", "top_k", "top_p", "provider", "median_ms", "best_ms", "cpu_ms", "tokens_digest"},
+    "sampler": {
+        "setting",
+        "temperature",
+        "top_k",
+        "top_p",
+        "provider",
+        "median_ms",
+        "best_ms",
+        "cpu_ms",
+        "tokens_digest",
+    },
     "throughput": {
         "batch_size",
         "prefill_tokens_per_s",
