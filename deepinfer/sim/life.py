@@ -116,6 +116,9 @@ class _Life:
             failed = True
             self.report.faults += 1
             self._witness.step_failed({row.request_id for row in self._engine.last_step.rows})
+        except InvariantError as error:
+            self._problem(f"invariant: {error}")
+            return
         for output in outputs:
             self._observe(output)
         self.report.steps += 1

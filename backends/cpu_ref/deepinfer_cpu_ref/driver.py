@@ -26,7 +26,7 @@ from deepinfer_cpu_ref.moves import CpuRefMoves
 from deepinfer_cpu_ref.norm import CpuRefNorm
 from deepinfer_cpu_ref.plumbing import CpuRefPlumbing
 from deepinfer_cpu_ref.quick_groups import can_be_quick, quick_groups
-from deepinfer_cpu_ref.sampling import CpuRefSampling
+from deepinfer_cpu_ref.sampling import CpuRefSampling, ReadableSampling
 from deepinfer_cpu_ref.selection import CpuRefSelection
 
 GROUPS: tuple[type[OpGroup], ...] = (
@@ -100,7 +100,7 @@ class Driver(AcceleratorDriver):
                 CpuRefMixing.group: CpuRefMixing(computation),
                 CpuRefMemory.group: CpuRefMemory(computation),
                 CpuRefExperts.group: CpuRefExperts(computation),
-                CpuRefSampling.group: CpuRefSampling(),
+                CpuRefSampling.group: ReadableSampling() if self._readable else CpuRefSampling(),
                 CpuRefPlumbing.group: CpuRefPlumbing(),
                 CpuRefMoves.group: CpuRefMoves(),
             }
