@@ -45,6 +45,10 @@ class DriverLoadError(DeepInferError):
     """An accelerator driver is not installed, is registered twice, or failed while it was imported."""
 
 
+class UnknownDriverError(DriverLoadError):
+    """No installed distribution registers a driver under the name that was asked for."""
+
+
 class DriverUnavailableError(DeepInferError):
     """A driver is installed but cannot run on this machine; the message lists every reason and remedy."""
 

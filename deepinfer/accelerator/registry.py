@@ -16,7 +16,7 @@ from stevedore import DriverManager
 from stevedore.extension import error_on_conflict
 
 from deepinfer.accelerator.interface import INTERFACE_VERSION, AcceleratorDriver
-from deepinfer.errors import DriverLoadError, InterfaceVersionError
+from deepinfer.errors import DriverLoadError, InterfaceVersionError, UnknownDriverError
 
 GROUP: Final = "deepinfer.accelerators"
 
@@ -42,12 +42,13 @@ def installed_names() -> tuple[str, ...]:
 def load(name: str) -> type[AcceleratorDriver]:
     """Import and check the driver class registered as ``name``.
 
-    Raises DriverLoadError when the name is absent, claimed twice, fails while it is imported (the original error is
-    its cause), or is not a driver; InterfaceVersionError when it was written for another contract.
+    Raises UnknownDriverError when the name is absent; DriverLoadError when it is claimed twice, fails while it is
+    imported (the original error is its cause), or is not a driver; InterfaceVersionError when it was written for
+    another contract.
     """
     points = [point for point in installed() if point.name == name]
     if not points:
-        raise DriverLoadError(_absent(name))
+        raise UnknownDriverError(_absent(name))
     if len(points) > 1:
         places = "; ".join(origin(point) for point in points)
         raise DriverLoadError(f"driver {name!r} is registered {len(points)} times: {places}. Uninstall all but one.")

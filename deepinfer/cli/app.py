@@ -21,7 +21,7 @@ from typer.main import get_command
 from deepinfer.cli import bench, checkpoint, conformance, devices, env, generate, plan
 from deepinfer.cli.command import Command
 from deepinfer.cli.session import Session
-from deepinfer.errors import ArgumentError, ConfigurationError, DeepInferError, TokenizerError
+from deepinfer.errors import ArgumentError, ConfigurationError, DeepInferError, TokenizerError, UnknownDriverError
 
 DONE: Final = 0
 FAILED: Final = 1
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = get_command(build()).main(args=words, prog_name="deepinfer", standalone_mode=False, obj=session)
     except DeepInferError as error:
         _report(error, session)
-        is_input = isinstance(error, ArgumentError | ConfigurationError | TokenizerError)
+        is_input = isinstance(error, ArgumentError | ConfigurationError | TokenizerError | UnknownDriverError)
         status = BAD_INPUT if is_input else FAILED
     except TyperException as error:
         print(f"error: {error.format_message()}\nTry 'deepinfer --help'.", file=sys.stderr)

@@ -10,6 +10,7 @@ import pytest
 
 import deepinfer
 from deepinfer.accelerator import survey
+from deepinfer.cli import main
 from deepinfer.errors import DriverUnavailableError
 
 Run = Callable[..., object]
@@ -130,3 +131,13 @@ def test_a_reader_that_stops_reading_causes_no_complaint() -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.stdout == "[\n"
     assert done.stderr == ""
+
+
+def test_a_driver_that_nobody_installed_is_wrong_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--accelerator", "nonsense"]) == 2
+    assert "no driver 'nonsense' is installed" in capsys.readouterr().err
+    monkeypatch.setenv("DEEPINFER_ACCELERATOR", "nonsense")
+    assert main(["plan"]) == 2
+    assert "asked for by DEEPINFER_ACCELERATOR" in capsys.readouterr().err
