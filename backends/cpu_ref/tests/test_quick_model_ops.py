@@ -43,7 +43,9 @@ def no_readable_attention(monkeypatch):
 def test_every_other_mode_is_readable(options):
     groups = Driver().op_groups(OpOptions(**options))
     readable = Driver(readable=True).op_groups(OpOptions(**options))
-    assert {name: type(group) for name, group in groups.items()} == {n: type(g) for n, g in readable.items()}
+    # The quick sampler gives the same bits as the readable one, so it serves every mode.
+    model_ops = groups.keys() - {"sampling"}
+    assert {name: type(groups[name]) for name in model_ops} == {name: type(readable[name]) for name in model_ops}
     assert {name for name in groups if type(QUICK[name]) is not type(READABLE[name])} == {
         "linear",
         "norm",
@@ -51,6 +53,7 @@ def test_every_other_mode_is_readable(options):
         "attention",
         "mixing",
         "experts",
+        "sampling",
     }
 
 
