@@ -59,7 +59,7 @@ def test_a_directory_without_a_tokenizer_takes_ids_only(run: Run, tmp_path: Path
 
 def test_an_unknown_accelerator_is_an_error_and_never_another_driver(run: Run) -> None:
     ran = run("generate", "x", "--accelerator", "cpu-ref")
-    assert (ran.status, ran.out) == (1, "")
+    assert (ran.status, ran.out) == (2, "")
     assert "Did you mean 'cpu_ref'?" in ran.err
 
 
