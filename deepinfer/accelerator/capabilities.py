@@ -63,3 +63,23 @@ class Capabilities:
     graphs: bool = False
     collectives: tuple[str, ...] = ()
     declared_fallbacks: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, object]:
+        """Return the claims with plain values, ops sorted by name."""
+        return {
+            "graphs": self.graphs,
+            "collectives": list(self.collectives),
+            "declared_fallbacks": list(self.declared_fallbacks),
+            "ops": {
+                op: {
+                    "dtypes": sorted(str(dtype).removeprefix("torch.") for dtype in claim.dtypes),
+                    "numerics": sorted(claim.numerics),
+                    "kv_formats": sorted(claim.kv_formats),
+                    "largest": dict(sorted(claim.largest.items())),
+                    "graph_safe": claim.graph_safe,
+                    "repeatability": f"R{int(claim.repeatability)}",
+                    "provider": claim.provider,
+                }
+                for op, claim in sorted(self.ops.items())
+            },
+        }

@@ -110,25 +110,5 @@ def as_json(report: DriverReport) -> Mapping[str, object]:
         "device": report.device,
         "runtime": report.runtime,
         "reasons": [{"problem": reason.problem, "remedy": reason.remedy} for reason in report.reasons],
-        "capabilities": None if claims is None else _claims_as_json(claims),
-    }
-
-
-def _claims_as_json(claims: Capabilities) -> Mapping[str, object]:
-    return {
-        "graphs": claims.graphs,
-        "collectives": list(claims.collectives),
-        "declared_fallbacks": list(claims.declared_fallbacks),
-        "ops": {
-            op: {
-                "dtypes": sorted(str(dtype).removeprefix("torch.") for dtype in claim.dtypes),
-                "numerics": sorted(claim.numerics),
-                "kv_formats": sorted(claim.kv_formats),
-                "largest": dict(sorted(claim.largest.items())),
-                "graph_safe": claim.graph_safe,
-                "repeatability": f"R{int(claim.repeatability)}",
-                "provider": claim.provider,
-            }
-            for op, claim in sorted(claims.ops.items())
-        },
+        "capabilities": None if claims is None else claims.as_json(),
     }

@@ -48,9 +48,6 @@ class RowExtras:
     logits: LogitsRequest | None = None
 
 
-NO_EXTRAS = RowExtras()
-
-
 class Worker:
     """Runs steps on one device. It keeps nothing about requests: what it remembers lies in the pools."""
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import deepinfer_conformance
-from deepinfer.accelerator import INTERFACE_VERSION, AcceleratorDriver, Capabilities, registry
+from deepinfer.accelerator import INTERFACE_VERSION, AcceleratorDriver, registry
 from deepinfer_conformance.version import SUITE_VERSION
 
 _VARIABLES = (
@@ -47,29 +47,8 @@ def driver_facts(driver: AcceleratorDriver) -> dict[str, object]:
             "device_type": str(driver.device.type),
             "runtime": availability.runtime,
         },
-        "claims": claims_as_json(driver.capabilities()),
+        "claims": driver.capabilities().as_json(),
         "environment": environment(),
-    }
-
-
-def claims_as_json(claims: Capabilities) -> dict[str, object]:
-    """Return claims with plain values."""
-    return {
-        "graphs": claims.graphs,
-        "collectives": list(claims.collectives),
-        "declared_fallbacks": list(claims.declared_fallbacks),
-        "ops": {
-            op: {
-                "dtypes": sorted(str(dtype).removeprefix("torch.") for dtype in claim.dtypes),
-                "numerics": sorted(claim.numerics),
-                "kv_formats": sorted(claim.kv_formats),
-                "largest": dict(sorted(claim.largest.items())),
-                "graph_safe": claim.graph_safe,
-                "repeatability": f"R{int(claim.repeatability)}",
-                "provider": claim.provider,
-            }
-            for op, claim in sorted(claims.ops.items())
-        },
     }
 
 
