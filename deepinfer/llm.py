@@ -18,8 +18,9 @@ from deepinfer.engine.options import EngineKeywords, EngineOptions
 from deepinfer.engine.outputs import RequestOutput
 from deepinfer.errors import ArgumentError, TokenizerError
 from deepinfer.sampling.params import SamplingParams
+from deepinfer.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Mapping[str, object]
 
 
 class _Prepared(NamedTuple):
@@ -64,6 +65,10 @@ class LLM:
         """The engine underneath, for driving it step by step."""
         return self._engine
 
+    def get_tokenizer(self) -> Tokenizer | None:
+        """Return the model's tokenizer, or None when its directory has none."""
+        return self._engine.tokenizer
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -74,7 +79,8 @@ class LLM:
         """Generate for every prompt and return one terminal record per prompt, in order.
 
         Args:
-            prompts: a text, a list of token ids, or a list of either; arrays of integers count as lists.
+            prompts: a text, a list of token ids, or a list of either; arrays of integers count as lists. Instead of a
+                text or ids there may be ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``.
             sampling_params: one for all prompts or one per prompt; None means the defaults.
             use_tqdm: show a progress bar on the standard error stream.
 
@@ -141,6 +147,8 @@ class LLM:
         return [_Prepared(self._new_id(), text, ids, each) for (text, ids), each in zip(read, params, strict=True)]
 
     def _read(self, prompt: object) -> tuple[str | None, Sequence[int]]:
+        if isinstance(prompt, Mapping):
+            prompt = _unwrapped(prompt)
         if not isinstance(prompt, str):
             return None, read_token_ids(prompt)
         if self._engine.tokenizer is None:
@@ -181,14 +189,28 @@ class LLM:
 def _listed(prompts: object, problems: list[str]) -> list[object]:
     if isinstance(prompts, torch.Tensor):
         prompts = prompts.tolist()
-    if isinstance(prompts, str):
+    if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    if isinstance(prompts, (bytes, Mapping, Set)) or not isinstance(prompts, Iterable):
+    if isinstance(prompts, (bytes, Set)) or not isinstance(prompts, Iterable):
         problems.append(f"prompts are of type {type(prompts).__name__}; give a text, token ids, or a list of either")
         return []
     listed = list(prompts)
     is_one_prompt = bool(listed) and all(isinstance(item, Integral) and not isinstance(item, bool) for item in listed)
     return [listed] if is_one_prompt else listed
+
+
+def _unwrapped(prompt: Mapping[object, object]) -> object:
+    """Return what a prompt given as a mapping holds."""
+    keys = list(prompt)
+    if keys == ["prompt"]:
+        if isinstance(prompt["prompt"], str):
+            return prompt["prompt"]
+        raise TypeError(f"has a 'prompt' of type {type(prompt['prompt']).__name__}; give a text")
+    if keys == ["prompt_token_ids"]:
+        if not isinstance(prompt["prompt_token_ids"], str):
+            return prompt["prompt_token_ids"]
+        raise TypeError("has 'prompt_token_ids' of type str; give token ids")
+    raise TypeError(f"is a mapping with the keys {keys}; give {{'prompt': text}} or {{'prompt_token_ids': ids}}")
 
 
 def _params_for(given: object, count: int, problems: list[str]) -> list[SamplingParams]:

@@ -141,7 +141,7 @@ def test_everything_that_is_wrong_with_a_call_is_told_at_once_and_nothing_is_que
         "prompt 2 holds values of type str",
         "prompt 3: the text has a lone",
         "prompt 4 is of type NoneType",
-        "prompt 5 is of type dict",
+        "prompt 5 is a mapping with the keys [3]",
         "sampling_params hold values of type dict",
         "2 sampling parameters for 6 prompts",
     ):
@@ -150,7 +150,7 @@ def test_everything_that_is_wrong_with_a_call_is_told_at_once_and_nothing_is_que
     assert clean(llm)
 
 
-@pytest.mark.parametrize("prompts", [None, 5, b"bytes", {"a": 1}, {"a"}])
+@pytest.mark.parametrize("prompts", [None, 5, b"bytes", {"a"}])
 def test_prompts_of_a_wrong_type_are_refused(llm, prompts) -> None:
     with pytest.raises(ArgumentError, match="prompts are of type"):
         llm.generate(prompts)

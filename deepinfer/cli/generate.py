@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from deepinfer.cli import options, show
+from deepinfer.cli.token_table import SpellToken, token_table
 from deepinfer.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def generate(
         bool, typer.Option("--ignore-eos", help="Do not end at the model's end-of-sequence token.")
     ] = False,
     logprobs: Annotated[
-        int | None, typer.Option(metavar="N", help="With --json: list the N best tokens per emitted token.")
+        int | None,
+        typer.Option(metavar="N", help="List the N best tokens per emitted token: a table, or with --json a field."),
     ] = None,
     dtype: options.Dtype = None,
     numerics: options.Numerics = "portable",
@@ -85,8 +87,6 @@ def generate(
     if not listed:
         listed = [DEFAULT_PROMPT]
     stop_ids = options.token_ids("--stop-token-ids", stop_token_ids, problems) if stop_token_ids is not None else []
-    if logprobs is not None and not as_json:
-        problems.append("--logprobs needs --json, which is where they are written")
 
     # From here on torch is imported: everything that can be refused without it has been looked at.
     from deepinfer.engine.options import EngineKeywords, EngineOptions
@@ -132,7 +132,8 @@ def generate(
     llm = LLM(model, accelerator, **keywords)
     if stream:
         is_single = len(listed) * n == 1
-        failures = _write_stream(llm.stream(listed, params), as_json=as_json, with_headings=not is_single)
+        records = llm.stream(listed, params)
+        failures = _write_stream(records, as_json=as_json, with_headings=not is_single, spell=_speller(llm))
     else:
         failures = _write_all(llm, listed, params, as_json=as_json)
     for failure in failures:
@@ -144,6 +145,7 @@ def generate(
 def _write_all(llm: LLM, prompts: _Prompts, params: SamplingParams, *, as_json: bool) -> list[str]:
     failures: list[str] = []
     records = llm.generate(prompts, params, use_tqdm=True)
+    spell = _speller(llm)
     is_single = len(records) == 1 and len(records[0].outputs) == 1
     for record in records:
         if as_json:
@@ -152,13 +154,16 @@ def _write_all(llm: LLM, prompts: _Prompts, params: SamplingParams, *, as_json: 
             for answer in record.outputs:
                 heading = "" if is_single else _heading(record, answer)
                 print(f"{heading}{_body(answer)}")
+                _print_tokens(answer, spell)
         failures += _failures(record)
     return failures
 
 
-def _write_stream(records: Iterable[RequestOutput], *, as_json: bool, with_headings: bool) -> list[str]:
+def _write_stream(
+    records: Iterable[RequestOutput], *, as_json: bool, with_headings: bool, spell: SpellToken | None
+) -> list[str]:
     failures: list[str] = []
-    printer = _StreamPrinter(with_headings=with_headings)
+    printer = _StreamPrinter(with_headings=with_headings, spell=spell)
     for record in records:
         if as_json:
             print(show.line_json(record.as_json()), flush=True)
@@ -172,8 +177,9 @@ def _write_stream(records: Iterable[RequestOutput], *, as_json: bool, with_headi
 class _StreamPrinter:
     """Writes growing answers one after the other: the first unfinished one lives, later ones wait their turn."""
 
-    def __init__(self, *, with_headings: bool) -> None:
+    def __init__(self, *, with_headings: bool, spell: SpellToken | None) -> None:
         self._with_headings = with_headings
+        self._spell = spell
         self._latest: dict[tuple[str, int], tuple[RequestOutput, CompletionOutput]] = {}
         self._order: list[tuple[str, int]] = []
         self._turn = 0
@@ -197,9 +203,20 @@ class _StreamPrinter:
             if answer.finish_reason is None:
                 return
             print()
+            _print_tokens(answer, self._spell)
             self._turn += 1
             self._is_begun = False
             self._written_characters = 0
+
+
+def _speller(llm: LLM) -> SpellToken | None:
+    tokenizer = llm.get_tokenizer()
+    return None if tokenizer is None else lambda token_id: tokenizer.token_bytes(token_id).decode(errors="replace")
+
+
+def _print_tokens(answer: CompletionOutput, spell: SpellToken | None) -> None:
+    if answer.logprobs is not None:
+        print(f"\n{token_table(answer, spell)}\n")
 
 
 def _heading(record: RequestOutput, answer: CompletionOutput) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypedDict, get_args
 import torch
 
 from deepinfer.accelerator import KvCacheDtype, Numerics
+from deepinfer.engine.other_names import ADVICE
 from deepinfer.errors import ArgumentError
 
 DtypeName = Literal["float32", "bfloat16", "float64"]
@@ -192,6 +193,8 @@ class EngineOptions:
 
 
 def _unknown(name: str, known: list[str]) -> str:
+    if name in ADVICE:
+        return f"unknown option {name!r}; {ADVICE[name]}"
     accepted = ["model", "accelerator", *known]
     close = difflib.get_close_matches(name, accepted, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(accepted)}"

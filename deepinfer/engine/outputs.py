@@ -44,6 +44,17 @@ class CompletionOutput:
     stop_reason: str | int | None = None
     message: str | None = None
 
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum of the log-probabilities of the emitted tokens; None unless log-probabilities were asked for."""
+        if self.logprobs is None:
+            return None
+        return sum(entry[token] for token, entry in zip(self.token_ids, self.logprobs, strict=True))
+
+    def finished(self) -> bool:
+        """Return whether the answer grows no more."""
+        return self.finish_reason is not None
+
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:

@@ -34,6 +34,9 @@ class StandIn:
     def __init__(self, model: object, accelerator: object, **options: object) -> None:
         self.calls.append({"model": model, "accelerator": accelerator, **options})
 
+    def get_tokenizer(self) -> None:
+        return None
+
     def generate(self, prompts: object, params: object, *, use_tqdm: bool) -> list[RequestOutput]:
         self.calls.append({"prompts": prompts, "params": params, "use_tqdm": use_tqdm})
         return self.script
@@ -96,12 +99,19 @@ def test_without_a_prompt_the_documented_one_is_used(run: Run, library: type[Sta
 def test_every_bad_value_is_reported_before_anything_is_loaded(run: Run, library: type[StandIn]) -> None:
     ran = run(
         *("generate", "--prompt-ids", "1,x", "--stop-token-ids", "", "--temperature", "-1", "--max-tokens", "0"),
-        *("--block-size", "3", "--memory-utilization", "2", "--logprobs", "1"),
+        *("--block-size", "3", "--memory-utilization", "2", "--logprobs", "-1"),
     )
     assert ran.status == 2
-    for words in ("--prompt-ids", "--stop-token-ids", "temperature", "max_tokens", "block_size", "memory_utilization"):
+    for words in (
+        "--prompt-ids",
+        "--stop-token-ids",
+        "temperature",
+        "max_tokens",
+        "block_size",
+        "memory_utilization",
+        "logprobs",
+    ):
         assert words in ran.err
-    assert "--logprobs needs --json" in ran.err
     assert library.calls == []
 
 
@@ -186,3 +196,13 @@ def test_an_interrupt_while_generating_ends_with_status_130(
     ran = run("generate", "x")
     assert (ran.status, ran.out) == (130, "")
     assert ran.err.endswith("interrupted\n")
+
+
+def test_log_probabilities_are_a_table_under_each_answer(run: Run, library: type[StandIn]) -> None:
+    told = CompletionOutput(0, "", (4, 5), ({4: -1.0, 9: -0.5}, {5: 0.0}), "length")
+    library.script = [record("0", told), record("1", told)]
+    for flags in ((), ("--stream",)):
+        out = run("generate", "x", "y", "--logprobs", "1", *flags).out
+        assert out.count("log-prob") == 2
+        assert out.count("9 60.65 %") == 2
+    assert "log-prob" not in run("generate", "x", "--logprobs", "1", "--json").out.replace('"logprobs"', "")

@@ -1,0 +1,35 @@
+"""Names that engines of this kind give to options: what a person who brings a script from there should write here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+_LEAVE_OUT = "leave it out"
+
+# Keyword arguments of vLLM's offline class; docs/coming-from-vllm.md is the page about them.
+ADVICE: Mapping[str, str] = MappingProxyType(
+    {
+        "gpu_memory_utilization": "here it is memory_utilization, a share of the free device memory for caches",
+        "num_gpu_blocks_override": "here it is num_blocks, with the reserved block 0 counted",
+        "tensor_parallel_size": f"this version runs one rank; {_LEAVE_OUT}",
+        "pipeline_parallel_size": f"this version runs one rank; {_LEAVE_OUT}",
+        "data_parallel_size": f"this version runs one rank; {_LEAVE_OUT}",
+        "enable_expert_parallel": f"this version runs one rank; {_LEAVE_OUT}",
+        "trust_remote_code": f"no code is ever loaded from a checkpoint; {_LEAVE_OUT}",
+        "enforce_eager": f"this version records no graphs; {_LEAVE_OUT}",
+        "compilation_config": f"this version compiles nothing; {_LEAVE_OUT}",
+        "speculative_config": "here it is num_speculative_tokens",
+        "quantization": f"the formats are those of the checkpoint; {_LEAVE_OUT}",
+        "tokenizer": "the tokenizer is tokenizer.json in the model's directory",
+        "tokenizer_mode": f"the tokenizer is tokenizer.json in the model's directory; {_LEAVE_OUT}",
+        "revision": "model is a directory; nothing is downloaded",
+        "download_dir": "model is a directory; nothing is downloaded",
+        "enable_prefix_caching": f"prompts do not share blocks, except by engine.fork_request; {_LEAVE_OUT}",
+        "swap_space": f"preempted requests are computed again, not swapped; {_LEAVE_OUT}",
+        "cpu_offload_gb": f"weights stay on the device; {_LEAVE_OUT}",
+        "disable_log_stats": f"counts are read from engine.stats(), not logged; {_LEAVE_OUT}",
+        "max_logprobs": f"the limit is fixed (deepinfer.sampling.limits); {_LEAVE_OUT}",
+        "device": "here it is accelerator, the name of a driver",
+    }
+)
