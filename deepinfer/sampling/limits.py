@@ -23,6 +23,8 @@ class SamplingLimits:
         bias: largest magnitude of a logit bias.
         additive_penalty: largest magnitude of the presence and the frequency penalty.
         repetition_penalty: largest repetition penalty; the smallest is ``1 / repetition_penalty``.
+        grammar_characters: longest JSON schema, regular expression or EBNF grammar.
+        trigger_token_ids: longest sequence of tokens that begins a form.
     """
 
     choices: int = 1024
@@ -36,3 +38,5 @@ class SamplingLimits:
     bias: float = 1e6
     additive_penalty: float = 2.0
     repetition_penalty: float = 100.0
+    grammar_characters: int = 65536
+    trigger_token_ids: int = 64
