@@ -165,7 +165,7 @@ class SteadyCore:
         committing = clock()
         commit = self.scheduler.commit(step, tokens_R)
         committed = clock()
-        commit.records()
+        list(commit.records().tuples())
         recorded = clock()
         for _ in self.scheduler.take_terminals():
             self._admit(self._life_tokens)

@@ -6,7 +6,7 @@ The same pool serves the blocks of the long-range cache and the state slots. It 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import NewType
 
@@ -64,7 +64,11 @@ class BlockPool:
 
     def allocate(self) -> BlockId:
         """Take the head of the free list and own it once."""
-        return self.allocate_many(1)[0]
+        if not self._free:
+            raise InvariantError(f"1 {self._what} asked for, 0 free: ask can_allocate first")
+        block = self._free.popleft()
+        self._counts[block] = 1
+        return block
 
     def allocate_many(self, count: int) -> list[BlockId]:
         """Take ``count`` blocks from the head of the free list, in order, and own each once."""
@@ -96,8 +100,7 @@ class BlockPool:
         counts = self._counts
         for block in blocks:
             counts[block] -= 1
-            if not counts[block]:
-                self._free.append(block)
+        self._free.extend([block for block in blocks if not counts[block]])
 
     def free_table(self, table: Sequence[BlockId]) -> None:
         """Give up one ownership of each block of a request's table, from its last block to its first."""
@@ -135,7 +138,7 @@ class BlockPool:
         if problems:
             raise InvariantError(f"pool of {self._what}s: " + "; ".join(problems))
 
-    def _refuse_unowned(self, blocks: Iterable[BlockId], act: str) -> None:
+    def _refuse_unowned(self, blocks: Sequence[BlockId], act: str) -> None:
         counts = self._counts
         if unowned := [block for block in blocks if not 0 < block < len(counts) or counts[block] <= 0]:
             raise InvariantError(f"cannot {act} {self._what}s {unowned}: nobody owns them")

@@ -15,6 +15,7 @@ from deepinfer.errors import InvariantError
 from deepinfer.scheduling.admission import Admission
 from deepinfer.scheduling.memory import Memory
 from deepinfer.scheduling.roster import Roster
+from deepinfer.scheduling.running import RunningBatch
 from deepinfer.scheduling.sequence import Sequence
 from deepinfer.scheduling.states import Status
 from deepinfer.scheduling.step import ScheduledStep, StepCommit, TerminalRecord
@@ -41,6 +42,30 @@ class Commit:
     ) -> StepCommit:
         """Commit one sampled token per row, except for rows that failed, are unfinished chunks, or changed hands."""
         _refuse_misfit(step, token_ids_R, failures)
+        running = self._roster.running
+        if not failures and running.is_unchanged_since(step.table_row_R):
+            return self._commit_running(step, token_ids_R, running)
+        return self._commit_valid(step, token_ids_R, failures)
+
+    def _commit_running(self, step: ScheduledStep, token_ids_R: NDArray[np.int64], running: RunningBatch) -> StepCommit:
+        """Commit a decode step whose requests all run on: every row is valid and emits."""
+        positions_R = running.length_R
+        running.move_on(token_ids_R)
+        end_R = (running.eos_token_id_R, running.final_position_R)
+        ends = self._find_ends(running.rows_R, positions_R, token_ids_R, end_R)
+        is_finished_R = running.nothing_R
+        terminals = []
+        if ends:
+            is_finished_R = is_finished_R.copy()
+            for index, token_id, is_stopped in ends:
+                is_finished_R[index] = True
+                terminals.append(self._end(step.sequences[index], token_id, is_stopped=is_stopped))
+        return StepCommit(step, token_ids_R, running.everything_R, is_finished_R, tuple(terminals))
+
+    def _commit_valid(
+        self, step: ScheduledStep, token_ids_R: NDArray[np.int64], failures: Mapping[int, RowFailure]
+    ) -> StepCommit:
+        """Commit the rows that did not fail and whose requests are still the same."""
         table = self._memory.table
         is_valid_R = table.epoch.take(step.table_row_R) == step.epoch_R
         is_finished_R = np.zeros(step.num_requests, dtype=np.bool_)
@@ -56,23 +81,20 @@ class Commit:
         table.computed[step.table_row_R.take(valid)] = step.k_R.take(valid)
         is_emitted_R = is_valid_R
         if step.kind == "prefill":
-            self._place_after_prompt(step, valid.tolist())
             is_emitted_R = is_valid_R & ~step.is_partial_R
         emitting = is_emitted_R.nonzero()[0]
         rows_E = step.table_row_R.take(emitting)
         positions_E = step.k_R.take(emitting).astype(np.int64)
         tokens_E = token_ids_R.take(emitting)
-        # Whoever emits has computed all its positions, so the new token stands at the position behind them.
         table.append_tokens(rows_E, positions_E, tokens_E)
-
-        eos_token_id_E, final_position_E = table.end_columns(rows_E)
-        is_stopped_E = tokens_E == eos_token_id_E
-        if table.num_with_stop_token_ids:
-            self._mark_stop_token_ids(rows_E, tokens_E, is_stopped_E)
-        for nth in (is_stopped_E | (positions_E >= final_position_E)).nonzero()[0].tolist():
+        if step.kind == "decode":
+            self._roster.running.count_decode_step()
+        else:
+            self._place_after_prompt(step, valid.tolist())
+        for nth, token_id, is_stopped in self._find_ends(rows_E, positions_E, tokens_E, table.end_columns(rows_E)):
             index = int(emitting[nth])
             is_finished_R[index] = True
-            terminals.append(self._end(step.sequences[index], int(tokens_E[nth]), is_stopped=bool(is_stopped_E[nth])))
+            terminals.append(self._end(step.sequences[index], token_id, is_stopped=is_stopped))
 
         token_R = np.full(step.num_requests, NO_TOKEN, dtype=np.int64)
         token_R[emitting] = tokens_E
@@ -87,12 +109,34 @@ class Commit:
                 self._roster.join_running(step.sequences[index])
         self._admission.return_unfinished(unfinished)
 
+    def _find_ends(
+        self,
+        rows_E: NDArray[np.int64],
+        positions_E: NDArray[np.int64],
+        tokens_E: NDArray[np.int64],
+        end_E: tuple[NDArray[np.int64], NDArray[np.int64]],
+    ) -> list[tuple[int, int, bool]]:
+        """Return (number among the rows, token, whether it stops) of each token that ends its request.
+
+        At the position of the length cap a stop wins.
+        """
+        eos_token_id_E, final_position_E = end_E
+        is_stopped_E = tokens_E == eos_token_id_E
+        if self._memory.table.num_with_stop_token_ids:
+            self._mark_stop_token_ids(rows_E, tokens_E, is_stopped_E)
+        ended = (is_stopped_E | (positions_E >= final_position_E)).nonzero()[0]
+        if not len(ended):
+            return []
+        tokens, stops = tokens_E.take(ended).tolist(), is_stopped_E.take(ended).tolist()
+        return list(zip(ended.tolist(), tokens, stops, strict=True))
+
     def _mark_stop_token_ids(
         self, rows_E: NDArray[np.int64], tokens_E: NDArray[np.int64], is_stopped_E: NDArray[np.bool_]
     ) -> None:
-        sequences = self._memory.table.sequences_of(rows_E)
-        for nth, (sequence, token_id) in enumerate(zip(sequences, tokens_E.tolist(), strict=True)):
-            if token_id in sequence.stop_rules.stop_token_ids:
+        table = self._memory.table
+        for nth in table.has_stop_token_ids.take(rows_E).nonzero()[0].tolist():
+            sequence: Sequence = table.occupant[rows_E[nth]]
+            if int(tokens_E[nth]) in sequence.stop_rules.stop_token_ids:
                 is_stopped_E[nth] = True
 
     def _end(self, sequence: Sequence, token_id: int, *, is_stopped: bool) -> TerminalRecord:

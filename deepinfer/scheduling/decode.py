@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
-from numpy.typing import NDArray
 
 from deepinfer.cache.blocks import blocks_for
 from deepinfer.scheduling.admission import outgrown_text
@@ -26,20 +25,27 @@ class DecodeSelection:
         self._roster = roster
         self._preemption = preemption
 
-    def choose_rows(self) -> NDArray[np.int64]:
-        """Return the rows of the step, in step order; each owns every block that the step writes."""
+    def serve_running(self) -> None:
+        """Settle who runs in the step, which is everybody who then is running; each owns every block it writes."""
         self._seat_prompted()
-        rows = self._roster.running_rows()
-        shortage = self._memory.shortage(rows)
-        if not len(shortage.rows):
-            return rows
+        running = self._roster.running
+        running.refresh()
+        short = running.short_of_blocks()
+        if not len(short) or running.try_growing_by_one_block(
+            short, self._memory.blocks, self._config.num_usable_blocks
+        ):
+            return
+        shortage = self._memory.shortage(running.rows_R.take(short))
         if self._is_served_by_free_blocks(shortage):
             self._memory.grow(shortage)
-            return rows
-        self._serve_one_by_one()
-        return self._roster.running_rows()
+        else:
+            self._serve_one_by_one()
+        running.invalidate()
+        running.refresh()
 
     def _seat_prompted(self) -> None:
+        if not self._roster.num_prompted:
+            return
         for sequence in self._roster.prompted:
             if self._roster.num_running >= self._config.max_num_seqs:
                 return
@@ -51,7 +57,7 @@ class DecodeSelection:
 
     def _serve_one_by_one(self) -> None:
         """Serve from the short end of the outputs and preempt from the long end, only for one who really needs it."""
-        sequences = self._memory.table.sequences_of(self._roster.running_rows())
+        sequences = self._roster.running.sequences
         unserved = deque(sorted(sequences, key=lambda sequence: (sequence.num_output_tokens, sequence.arrival)))
         while unserved:
             self._serve(unserved.popleft(), unserved)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-import numpy as np
-
 from deepinfer.errors import InvariantError
 from deepinfer.scheduling.memory import Memory
 from deepinfer.scheduling.roster import Roster
@@ -21,7 +19,7 @@ def check(memory: Memory, roster: Roster, in_flight: ScheduledStep | None, block
     memory.blocks.check_invariants()
     memory.slots.check_invariants()
     problems = [
-        *_queue_problems(memory, roster),
+        *_queue_problems(roster),
         *_ownership_problems(memory, roster),
         *_sharing_problems(memory, block_size),
         *(problem for sequence in roster for problem in _progress_problems(memory, sequence, block_size)),
@@ -31,12 +29,14 @@ def check(memory: Memory, roster: Roster, in_flight: ScheduledStep | None, block
         raise InvariantError("scheduler: " + "; ".join(problems))
 
 
-def _queue_problems(memory: Memory, roster: Roster) -> Iterator[str]:
+def _queue_problems(roster: Roster) -> Iterator[str]:
     waiting = {sequence.request_id for sequence in roster.waiting}
     prompted = {sequence.request_id for sequence in roster.prompted}
-    running = {sequence.request_id for sequence in memory.table.sequences_of(roster.running_rows())}
+    roster.running.refresh()
+    running = set(roster.running.request_ids)
     if len(running) != roster.num_running:
         yield f"{len(running)} rows run, the count says {roster.num_running}"
+    yield from roster.running.problems()
     for sequence in roster:
         name = sequence.request_id
         if sequence.place not in ALLOWED_PLACES[sequence.status] or sequence.place is Place.NOWHERE:
@@ -60,7 +60,7 @@ def _ownership_problems(memory: Memory, roster: Roster) -> Iterator[str]:
     block_owners = Counter(memory.block_copies.sources)
     for row, occupant in enumerate(table.occupant.tolist()):
         if occupant is None:
-            if table.num_blocks[row] or table.computed[row] or table.is_running[row] or table.block_table_ZN[row].any():
+            if table.num_blocks[row] or table.computed[row] or table.block_table_ZN[row].any():
                 yield f"row {row} is empty but not clean"
             continue
         slot_owners[row] += 1
@@ -92,6 +92,7 @@ def _progress_problems(memory: Memory, sequence: Sequence, block_size: int) -> I
     computed, length = sequence.num_tokens, sequence.length
     if length != sequence.num_prompt_tokens + len(sequence.output_token_ids):
         yield f"{name!r} counts {length} tokens and holds {sequence.num_prompt_tokens + len(sequence.output_token_ids)}"
+        return
     if not 0 <= computed < length:
         yield f"{name!r} has computed {computed} of {length} positions"
     if computed > sequence.num_blocks * block_size:
@@ -105,7 +106,7 @@ def _progress_problems(memory: Memory, sequence: Sequence, block_size: int) -> I
     if length > memory.table.final_position[sequence.row]:
         yield f"{name!r} has {length} tokens and should have ended at {memory.table.final_position[sequence.row] + 1}"
     newest = int(sequence.token_ids(length - 1, length)[0])
-    fed = int(memory.table.step_columns(np.array([sequence.row])).newest_GR[0, 0])
+    fed = int(memory.table.newest_tokens(memory.table.next_cell[[sequence.row]])[0, 0])
     if sequence.num_output_tokens and fed != newest:
         yield f"{name!r} would feed token {fed}, its newest is {newest}"
 

@@ -56,10 +56,10 @@ class Memory:
 
     def reserve(self, sequence: Sequence) -> None:
         """Give ``sequence`` a state slot and all blocks of its length, as far as it does not own them."""
+        missing = self.blocks_of_whole(sequence) - sequence.num_blocks
         if sequence.row == NO_ROW:
             row = self.slots.allocate()
             self.table.fill(row, sequence, sequence.token_limit(self._config.max_model_len))
-        missing = self.blocks_of_whole(sequence) - sequence.num_blocks
         if missing > 0:
             self.table.add_blocks(sequence.row, self.blocks.allocate_many(missing))
 
@@ -71,7 +71,8 @@ class Memory:
         blocks = self.table.blocks_of(row)
         if self.block_copies:
             self.block_copies.drop(blocks)
-        self.slot_copies.drop([row])
+        if self.slot_copies:
+            self.slot_copies.drop([row])
         self.blocks.free_table(blocks)
         self.table.empty(row)
         self.slots.free(BlockId(row))

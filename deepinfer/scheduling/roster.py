@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import replace
-
-import numpy as np
-from numpy.typing import NDArray
 
 from deepinfer.errors import ArgumentError, DuplicateRequestError
 from deepinfer.scheduling.memory import Memory
+from deepinfer.scheduling.running import RunningBatch
 from deepinfer.scheduling.sequence import Sequence
 from deepinfer.scheduling.states import Place, Status, move
 from deepinfer.scheduling.step import TerminalRecord
@@ -19,9 +16,8 @@ from deepinfer.scheduling.step import TerminalRecord
 class Roster:
     """The live requests by id, the queues ``waiting`` and ``prompted``, the running rows, and how requests ended.
 
-    ``running`` is a column of the sequence table, so that a decode step reads it as an array; its order is the order
-    of a step's rows: history length descending, then arrival ascending. A fork counts as arriving with the request
-    it came from, just before it and before its older forks.
+    Attributes:
+        running: the running requests, as the columns that a decode step reads.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -29,9 +25,7 @@ class Roster:
         self._live: dict[str, Sequence] = {}
         self._waiting: OrderedDict[str, Sequence] = OrderedDict()
         self._prompted: OrderedDict[str, Sequence] = OrderedDict()
-        self._num_running = 0
-        self._running_rows: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-        self._order_is_stale = False
+        self.running = RunningBatch(memory.table)
         self._num_arrived = 0
         # Forks that got state while others waited, since one of those that wait without memory last got some.
         self.forks_ahead = 0
@@ -62,7 +56,7 @@ class Roster:
     @property
     def num_running(self) -> int:
         """Requests that the next decode step may serve."""
-        return self._num_running
+        return len(self.running)
 
     @property
     def head(self) -> Sequence | None:
@@ -78,14 +72,6 @@ class Roster:
     def prompted(self) -> list[Sequence]:
         """The prompted queue, head first."""
         return list(self._prompted.values())
-
-    def running_rows(self) -> NDArray[np.int64]:
-        """Return the rows of the running requests in step order."""
-        if self._order_is_stale:
-            table = self._memory.table
-            self._running_rows = table.in_step_order(table.is_running.nonzero()[0])
-            self._order_is_stale = False
-        return self._running_rows
 
     # --- what changes -------------------------------------------------------------------------------------------
 
@@ -123,9 +109,7 @@ class Roster:
     def join_running(self, sequence: Sequence) -> None:
         """Let the next decode step serve a request."""
         self._relocate(sequence, Status.RUNNING, Place.RUNNING)
-        self._memory.table.is_running[sequence.row] = True
-        self._num_running += 1
-        self._order_is_stale = True
+        self.running.join(sequence)
 
     def depart(self, sequence: Sequence) -> None:
         """Let a running request go to another engine, with everything that it owns here given back."""
@@ -160,7 +144,7 @@ class Roster:
                 if record.status is not Status.FINISHED_LENGTH_CAPPED:
                     return False
                 move(sequence, Status.FINISHED_STOPPED, Place.NOWHERE)
-                self._ended[index] = (sequence, replace(record, status=sequence.status, stop_reason=stop_reason))
+                self._ended[index] = (sequence, record._replace(status=sequence.status, stop_reason=stop_reason))
                 return True
         return False
 
@@ -177,6 +161,4 @@ class Roster:
         elif left is Place.PROMPTED:
             del self._prompted[sequence.request_id]
         elif left is Place.RUNNING:
-            self._memory.table.is_running[sequence.row] = False
-            self._num_running -= 1
-            self._order_is_stale = True
+            self.running.leave(sequence)

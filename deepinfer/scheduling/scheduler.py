@@ -145,7 +145,7 @@ class Scheduler:
     ) -> StepCommit:
         """Apply the sampled tokens of ``step``, one per row; ``failures`` says which rows have none, and why."""
         self._refuse_unless_in_flight(step)
-        result = self._commit.apply(step, np.asarray(token_ids_R, dtype=np.int64), failures)
+        result = self._commit.apply(step, np.array(token_ids_R, dtype=np.int64), failures)
         self._in_flight = None
         return result
 
@@ -216,8 +216,9 @@ class Scheduler:
                 self.clock.count_prompt_step()
                 return step or self._builder.empty_step("prefill")
         self.clock.count_decode_step()
-        rows = self._decode.choose_rows()
-        return self._builder.decode_step(rows) if len(rows) else self._builder.empty_step("decode")
+        self._decode.serve_running()
+        running = self.roster.running
+        return self._builder.decode_step(running) if len(running) else self._builder.empty_step("decode")
 
     def _group_tries_prefill(self) -> bool:
         can_decode = self.roster.num_running + self.roster.num_prompted > 0

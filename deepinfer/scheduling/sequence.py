@@ -51,6 +51,7 @@ class Sequence:
         arrival: order in which the scheduler first saw it; ties of every rule are broken by it.
         root_arrival: the arrival of the request it was forked from, through all generations; else its own.
         schedulable: False while something outside (an image worker) still prepares its prompt.
+        num_prompt_tokens: tokens of the prompt; for a fork, its parent's whole history.
         is_continuation: its tokens were computed before, so the limits on a fresh prompt do not apply to it.
         preemptions: how many times it lost its memory.
     """
@@ -62,6 +63,7 @@ class Sequence:
         "chunk_checkpoints",
         "image_spans",
         "is_continuation",
+        "num_prompt_tokens",
         "place",
         "preemptions",
         "prompt_token_ids",
@@ -87,9 +89,11 @@ class Sequence:
         self.request_id = request_id
         self.prompt_token_ids: NDArray[np.int64] = np.array(prompt_token_ids, dtype=np.int64)
         self.prompt_token_ids.setflags(write=False)
+        self.num_prompt_tokens = self.prompt_token_ids.size
         self.stop_rules = stop_rules
-        self.image_spans = tuple(ImageSpan(*span) for span in sorted(image_spans))
-        self.chunk_checkpoints = tuple(sorted(set(chunk_checkpoints)))
+        # Most requests have neither.
+        self.image_spans = tuple(ImageSpan(*span) for span in sorted(image_spans)) if image_spans else ()
+        self.chunk_checkpoints = tuple(sorted(set(chunk_checkpoints))) if chunk_checkpoints else ()
         self.schedulable = schedulable
         self._refuse_bad_prompt()
         self.status = Status.WAITING
@@ -101,11 +105,6 @@ class Sequence:
         self.row = NO_ROW
         self._table: SequenceTable | None = None
         self._outputs: list[int] = []
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt; for a fork, its parent's whole history."""
-        return len(self.prompt_token_ids)
 
     @property
     def length(self) -> int:
@@ -171,14 +170,19 @@ class Sequence:
         NO_TOKEN stands where there is none and on image positions: both stop the n-gram memory alike.
         """
         history = np.full(count, NO_TOKEN, dtype=np.int64)
+        tokens = self.tokens_before(position, count)
+        history[: len(tokens)] = tokens[::-1]
+        return history
+
+    def tokens_before(self, position: int, count: int) -> NDArray[np.int64]:
+        """Return what ``history_before`` does, nearest last, and fewer where the prompt begins."""
         start = max(position - count, 0)
         tokens = self.token_ids(start, position)
         for span in self.image_spans:
             if span.start < position and span.stop > start:
                 tokens = tokens.copy()
                 tokens[max(span.start - start, 0) : span.stop - start] = NO_TOKEN
-        history[: position - start] = tokens[::-1]
-        return history
+        return tokens
 
     def image_span_across(self, position: int) -> ImageSpan | None:
         """Return the image span that a chunk boundary at ``position`` would split."""
@@ -220,10 +224,10 @@ class Sequence:
             if not previous_stop <= span.start < span.stop <= length:
                 problems.append(f"image span {tuple(span)} is empty, overlaps another or leaves the prompt of {length}")
             previous_stop = max(previous_stop, span.stop)
-        problems.extend(
+        problems += [
             f"chunk checkpoint {position} lies outside the prompt of {length}"
             for position in self.chunk_checkpoints
             if not 0 < position <= length
-        )
+        ]
         if problems:
             raise ArgumentError(f"request {self.request_id!r}", problems)

@@ -5,9 +5,11 @@ Shapes: R requests of the step, T new positions of the step, B blocks of its lon
 
 from __future__ import annotations
 
+from collections import abc
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import repeat
-from typing import Literal, NamedTuple
+from itertools import compress
+from typing import Literal, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +22,7 @@ StepKind = Literal["prefill", "decode", "empty"]
 GroupKind = Literal["prefill", "decode"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: that would double the cost of its making, and one is made per step
 class ScheduledStep:
     """One step of the model: which positions of which requests run, and in which memory.
 
@@ -32,6 +34,7 @@ class ScheduledStep:
         kind: what this rank runs.
         group_kind: what the group runs; an empty step takes part in it with a placeholder.
         sequences: the requests of the rows.
+        request_ids: their ids.
         table_row_R: rows of the sequence table, equal to the state slots.
         cached_R, q_R, k_R: positions before this step, new in it, and both together.
         state_slot_R: state slots.
@@ -46,7 +49,8 @@ class ScheduledStep:
     number: int
     kind: StepKind
     group_kind: GroupKind
-    sequences: tuple[Sequence, ...]
+    sequences: abc.Sequence[Sequence]
+    request_ids: list[str]
     table_row_R: NDArray[np.int64]
     cached_R: NDArray[np.int32]
     q_R: NDArray[np.int32]
@@ -71,8 +75,7 @@ class ScheduledStep:
         return len(self.input_ids_T)
 
 
-@dataclass(frozen=True, slots=True)
-class TerminalRecord:
+class TerminalRecord(NamedTuple):
     """How a request ended; exactly one for every request that was ever added or forked here.
 
     Attributes:
@@ -103,6 +106,38 @@ class RowRecord(NamedTuple):
     is_finished: bool
 
 
+class StepRecords(abc.Sequence[RowRecord]):
+    """The records of a step as three columns; a record is made when somebody reads it."""
+
+    __slots__ = ("_columns",)
+
+    def __init__(self, request_ids: list[str], token_ids: list[int | None], is_finished: list[bool]) -> None:
+        """Take the columns, equally long."""
+        self._columns = (request_ids, token_ids, is_finished)
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    @overload
+    def __getitem__(self, index: int) -> RowRecord: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> StepRecords: ...
+
+    def __getitem__(self, index: int | slice) -> RowRecord | StepRecords:
+        request_ids, token_ids, is_finished = self._columns
+        if isinstance(index, slice):
+            return StepRecords(request_ids[index], token_ids[index], is_finished[index])
+        return RowRecord(request_ids[index], token_ids[index], is_finished[index])
+
+    def __iter__(self) -> Iterator[RowRecord]:
+        return map(RowRecord._make, self.tuples())
+
+    def tuples(self) -> Iterator[tuple[str, int | None, bool]]:
+        """Return all records as plain tuples, for callers that read all of them: several times faster."""
+        return zip(*self._columns, strict=True)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepCommit:
     """What a commit did, row by row of its step.
@@ -120,17 +155,16 @@ class StepCommit:
     is_finished_R: NDArray[np.bool_]
     terminals: tuple[TerminalRecord, ...]
 
-    def records(self) -> list[RowRecord]:
+    def records(self) -> StepRecords:
         """Return one record for each row that emitted a token or ended, in the order of the step."""
-        request_ids = [sequence.request_id for sequence in self.step.sequences]
+        request_ids = self.step.request_ids
         token_ids: list[int | None] = self.token_R.tolist()
-        rows = zip(request_ids, token_ids, self.is_finished_R.tolist(), strict=True)
-        # tuple.__new__ skips the generated constructor, which would cost more than the rest of the commit.
-        records: list[RowRecord] = list(map(tuple.__new__, repeat(RowRecord), rows))
-        if np.count_nonzero(self.is_emitted_R) == len(records):
-            return records
-        return [
-            record if is_emitted else record._replace(token_id=None)
-            for record, is_emitted in zip(records, self.is_emitted_R.tolist(), strict=True)
-            if is_emitted or record.is_finished
-        ]
+        is_finished = self.is_finished_R.tolist()
+        if not self.is_emitted_R.all():
+            is_told_R = self.is_emitted_R | self.is_finished_R
+            emitted = zip(token_ids, self.is_emitted_R.tolist(), strict=True)
+            token_ids = [token_id if is_emitted else None for token_id, is_emitted in emitted]
+            request_ids = list(compress(request_ids, is_told_R))
+            token_ids = list(compress(token_ids, is_told_R))
+            is_finished = list(compress(is_finished, is_told_R))
+        return StepRecords(request_ids, token_ids, is_finished)

@@ -6,12 +6,11 @@ Shapes: R requests of the step, T new positions of the step, B blocks of its lon
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from deepinfer.scheduling.admission import Chunk
 from deepinfer.scheduling.memory import Memory
-from deepinfer.scheduling.step import GroupKind, ScheduledStep, StepKind
-from deepinfer.scheduling.table import StepColumns
+from deepinfer.scheduling.running import RunningBatch
+from deepinfer.scheduling.step import GroupKind, ScheduledStep
 
 
 class StepBuilder:
@@ -21,17 +20,30 @@ class StepBuilder:
         self._memory = memory
         self._num_steps = 0
 
-    def decode_step(self, rows_R: NDArray[np.int64]) -> ScheduledStep:
-        """Return the step in which each of ``rows_R`` computes its newest token."""
-        columns = self._memory.table.step_columns(rows_R)
-        return self._step(
-            "decode",
-            rows_R,
-            columns,
-            q_R=np.ones(len(rows_R), dtype=np.int32),
-            is_partial_R=np.zeros(len(rows_R), dtype=np.bool_),
-            input_ids_T=columns.newest_GR[0],
-            history_RG=np.ascontiguousarray(columns.newest_GR[1:].T),
+    def decode_step(self, running: RunningBatch) -> ScheduledStep:
+        """Return the step in which each running request computes its newest token."""
+        self._num_steps += 1
+        newest_GR = running.newest_tokens()
+        k_R = running.length_R.astype(np.int32)
+        block_copies, slot_copies = self._memory.take_copies()
+        return ScheduledStep(
+            number=self._num_steps,
+            kind="decode",
+            group_kind="decode",
+            sequences=running.sequences,
+            request_ids=running.request_ids,
+            table_row_R=running.rows_R,
+            cached_R=k_R - running.one_R,
+            q_R=running.one_R,
+            k_R=k_R,
+            state_slot_R=running.state_slot_R,
+            block_table_RB=running.block_table(),
+            is_partial_R=running.nothing_R,
+            epoch_R=running.epoch_R,
+            input_ids_T=newest_GR[0],
+            history_RG=np.ascontiguousarray(newest_GR[1:].T),
+            block_copies=block_copies,
+            slot_copies=slot_copies,
         )
 
     def prompt_step(self, chunks: list[Chunk]) -> ScheduledStep:
@@ -44,14 +56,29 @@ class StepBuilder:
         for (sequence, num_tokens, _), start in zip(chunks, columns.computed.tolist(), strict=True):
             ids.append(sequence.token_ids(start, start + num_tokens))
             history.append(sequence.history_before(start, num_history))
-        return self._step(
-            "prefill",
-            rows_R,
-            columns,
-            q_R=np.array([chunk.num_tokens for chunk in chunks], dtype=np.int32),
+        self._num_steps += 1
+        table = self._memory.table
+        q_R = np.array([chunk.num_tokens for chunk in chunks], dtype=np.int32)
+        cached_R = columns.computed.astype(np.int32)
+        block_copies, slot_copies = self._memory.take_copies()
+        return ScheduledStep(
+            number=self._num_steps,
+            kind="prefill",
+            group_kind="prefill",
+            sequences=tuple(chunk.sequence for chunk in chunks),
+            request_ids=[chunk.sequence.request_id for chunk in chunks],
+            table_row_R=rows_R,
+            cached_R=cached_R,
+            q_R=q_R,
+            k_R=cached_R + q_R,
+            state_slot_R=rows_R.astype(np.int32),
+            block_table_RB=table.block_tables(rows_R, int(columns.num_blocks.max())),
             is_partial_R=np.array([chunk.is_partial for chunk in chunks], dtype=np.bool_),
+            epoch_R=columns.epoch,
             input_ids_T=np.concatenate(ids),
             history_RG=np.stack(history),
+            block_copies=block_copies,
+            slot_copies=slot_copies,
         )
 
     def empty_step(self, group_kind: GroupKind) -> ScheduledStep:
@@ -64,6 +91,7 @@ class StepBuilder:
             kind="empty",
             group_kind=group_kind,
             sequences=(),
+            request_ids=[],
             table_row_R=nothing,
             cached_R=nothing_int32,
             q_R=nothing_int32,
@@ -76,39 +104,4 @@ class StepBuilder:
             history_RG=np.empty((0, self._memory.table.history_tokens), dtype=np.int64),
             block_copies=(),
             slot_copies=(),
-        )
-
-    def _step(
-        self,
-        kind: StepKind,
-        rows_R: NDArray[np.int64],
-        columns: StepColumns,
-        *,
-        q_R: NDArray[np.int32],
-        is_partial_R: NDArray[np.bool_],
-        input_ids_T: NDArray[np.int64],
-        history_RG: NDArray[np.int64],
-    ) -> ScheduledStep:
-        self._num_steps += 1
-        table = self._memory.table
-        cached_R = columns.computed.astype(np.int32)
-        longest = int(columns.num_blocks.max())
-        block_copies, slot_copies = self._memory.take_copies()
-        return ScheduledStep(
-            number=self._num_steps,
-            kind=kind,
-            group_kind="prefill" if kind == "prefill" else "decode",
-            sequences=table.sequences_of(rows_R),
-            table_row_R=rows_R,
-            cached_R=cached_R,
-            q_R=q_R,
-            k_R=cached_R + q_R,
-            state_slot_R=rows_R.astype(np.int32),
-            block_table_RB=table.block_table_ZN[:, :longest].take(rows_R, axis=0),
-            is_partial_R=is_partial_R,
-            epoch_R=columns.epoch,
-            input_ids_T=input_ids_T,
-            history_RG=history_RG,
-            block_copies=block_copies,
-            slot_copies=slot_copies,
         )

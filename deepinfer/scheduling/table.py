@@ -4,8 +4,8 @@ A row is a state slot: the row number of a request is the number of its state sl
 All numbers lie in one matrix, so that what a step needs of its rows is gathered in one call: at small batches the
 number of array calls is the cost, and ``take`` is several times cheaper than indexing with an array.
 
-Shapes: C columns, Z rows (state slots), N blocks of the longest block table, W outputs that a row keeps, R rows of a
-step, G the newest token and its n-gram history.
+Shapes: C columns, Z rows (state slots), N blocks of the longest block table, W tokens that a row keeps, R rows of a
+step, G the newest token and its n-gram history, S some of the rows.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 NO_ROW = 0
 NO_TOKEN = -1
 
-_KEPT_OUTPUTS = 128
-"""Committed tokens that a row keeps, a power of two, so that its request's list of outputs grows rarely."""
-_COLUMN_MASK = _KEPT_OUTPUTS - 1
+_LEAST_CELLS = 256
+"""Cells for the newest tokens of a row, a power of two: its request must take them over when they are full, rarely."""
+
+ZERO, ONE = np.array(0), np.array(1)
+"""Arrays and arrays of no dimension go together in half the time of arrays and Python integers."""
+ZERO.setflags(write=False)
+ONE.setflags(write=False)
 
 
 class GrowthColumns(NamedTuple):
@@ -38,19 +42,28 @@ class GrowthColumns(NamedTuple):
 
 
 class StepColumns(NamedTuple):
-    """What a step says about its rows; ``newest_GR`` holds the newest token, then the ids before it."""
+    """What a step says about its rows."""
 
     computed: NDArray[np.int64]
     num_blocks: NDArray[np.int64]
     epoch: NDArray[np.int64]
-    newest_GR: NDArray[np.int64]
 
 
-class EndColumns(NamedTuple):
-    """What decides whether rows end with the token just made."""
+class RunningColumns(NamedTuple):
+    """What decode steps read of rows, again and again, until other rows run; ``row`` names the rows themselves."""
 
+    row: NDArray[np.int64]
+    arrival: NDArray[np.int64]
+    root_arrival: NDArray[np.int64]
+    length: NDArray[np.int64]
+    look_ahead: NDArray[np.int64]
+    capacity: NDArray[np.int64]
     eos_token_id: NDArray[np.int64]
     final_position: NDArray[np.int64]
+    next_cell: NDArray[np.int64]
+    computed: NDArray[np.int64]
+    num_blocks: NDArray[np.int64]
+    epoch: NDArray[np.int64]
 
 
 class SequenceTable:
@@ -61,40 +74,52 @@ class SequenceTable:
             that decides how many blocks a row must own holds it.
         capacity: positions that the row's blocks hold.
         epoch: changes whenever the row changes hands, so that a stale result is known by number, never by request id.
+        eos_token_id: the end token that ends the request, or NO_TOKEN.
+        has_stop_token_ids: whether there are stop tokens besides the end token; ``num_with_stop_token_ids`` rows have.
         final_position: the position whose token ends the request by length.
+        next_cell: where the row's next token goes among ``recent_cells``.
+        recent_cells: W cells for each row, filled from the first: the newest tokens, at least those that a decode
+            step carries, and all that the row's request has not taken over yet.
     """
 
     def __init__(self, num_rows: int, max_blocks: int, block_size: int, history_tokens: int) -> None:
         self.history_tokens = history_tokens
-        self._block_size = block_size
-        self._numbers_CZ = np.zeros((11 + 1 + history_tokens, num_rows), dtype=np.int64)
+        self.block_size = np.array(block_size)
+        self._numbers_CZ = np.zeros((13, num_rows), dtype=np.int64)
         (
             self.num_prompt_tokens,
+            row_number,
             self.arrival,
-            self._minus_root_arrival,
+            self.root_arrival,
             self.length,
             self.look_ahead,
             self.capacity,
             self.eos_token_id,
             self.final_position,
+            self.next_cell,
             self.computed,
             self.num_blocks,
             self.epoch,
-            *self._newest_GZ,
         ) = self._numbers_CZ
         # Neighbours, so that what is read together is gathered together.
-        self._serving_CZ = self._numbers_CZ[0:4]
-        self._order_CZ = self._numbers_CZ[1:4]
-        self._growth_CZ = self._numbers_CZ[3:6]
-        self._end_CZ = self._numbers_CZ[6:8]
-        self._step_CZ = self._numbers_CZ[8:]
+        self._serving_CZ = self._numbers_CZ[0:5]
+        self._running_CZ = self._numbers_CZ[1:]
+        self._growth_CZ = self._numbers_CZ[4:7]
+        self._end_CZ = self._numbers_CZ[7:9]
+        self._step_CZ = self._numbers_CZ[10:]
+        row_number[:] = np.arange(num_rows)
         self.occupant: NDArray[Any] = np.full(num_rows, None, dtype=object)
-        self.is_running = np.zeros(num_rows, dtype=np.bool_)
         self.block_table_ZN = np.zeros((num_rows, max_blocks), dtype=np.int32)
         self.num_with_stop_token_ids = 0
-        # The output at position p lies in column p % W until it is drained.
-        self._outputs_ZW = np.zeros((num_rows, _KEPT_OUTPUTS), dtype=np.int64)
-        self._num_drained = np.zeros(num_rows, dtype=np.int64)
+        self.has_stop_token_ids = np.zeros(num_rows, dtype=np.bool_)
+        self._num_kept = history_tokens + 1
+        self._cells_of_row = max(_LEAST_CELLS, 1 << (2 * self._num_kept).bit_length())
+        self._cell_mask = np.array(self._cells_of_row - 1)
+        self.recent_cells = np.full(num_rows * self._cells_of_row, NO_TOKEN, dtype=np.int64)
+        self._first_new_cell = np.zeros(num_rows, dtype=np.int64)
+        self._cells_back_G = np.arange(1, self._num_kept + 1, dtype=np.int64)[:, None]
+
+    # --- rows change hands --------------------------------------------------------------------------------------
 
     def fill(self, row: int, sequence: Sequence, length_limit: int) -> None:
         """Give ``row`` to ``sequence``, which owns nothing yet and has computed nothing."""
@@ -104,14 +129,16 @@ class SequenceTable:
         self.final_position[row] = length_limit - 1
         self.num_prompt_tokens[row] = sequence.num_prompt_tokens
         self.arrival[row] = sequence.arrival
-        self._minus_root_arrival[row] = -sequence.root_arrival
+        self.root_arrival[row] = sequence.root_arrival
         self.eos_token_id[row] = NO_TOKEN if rules.eos_token_id is None or rules.ignore_eos else rules.eos_token_id
-        self.num_with_stop_token_ids += bool(rules.stop_token_ids)
         self.epoch[row] += 1
-        newest_G = sequence.history_before(length, self.history_tokens + 1).tolist()
-        for newest_Z, token_id in zip(self._newest_GZ, newest_G, strict=True):
-            newest_Z[row] = token_id
-        self._num_drained[row] = length
+        self.num_with_stop_token_ids += bool(rules.stop_token_ids)
+        self.has_stop_token_ids[row] = bool(rules.stop_token_ids)
+        next_cell = row * self._cells_of_row + self._num_kept
+        tokens = sequence.tokens_before(length, self._num_kept)
+        self.recent_cells[next_cell - self._num_kept : next_cell - len(tokens)] = NO_TOKEN
+        self.recent_cells[next_cell - len(tokens) : next_cell] = tokens
+        self.next_cell[row] = self._first_new_cell[row] = next_cell
         self.occupant[row] = sequence
         sequence.occupy(self, row)
 
@@ -120,12 +147,17 @@ class SequenceTable:
         sequence: Sequence = self.occupant[row]
         sequence.vacate()
         self.num_with_stop_token_ids -= bool(sequence.stop_rules.stop_token_ids)
+        self.has_stop_token_ids[row] = False
         self.occupant[row] = None
         self.epoch[row] += 1
-        self.is_running[row] = False
         self.block_table_ZN[row, : self.num_blocks[row]] = 0
-        for column in (self.num_blocks, self.capacity, self.length, self.computed, self.look_ahead):
-            column[row] = 0
+        self.num_blocks[row] = 0
+        self.capacity[row] = 0
+        self.length[row] = 0
+        self.computed[row] = 0
+        self.look_ahead[row] = 0
+
+    # --- blocks -------------------------------------------------------------------------------------------------
 
     def blocks_of(self, row: int) -> list[BlockId]:
         """Return the block numbers of ``row``, in order of positions."""
@@ -137,54 +169,82 @@ class SequenceTable:
         first = int(self.num_blocks[row])
         self.block_table_ZN[row, first : first + len(blocks)] = blocks
         self.num_blocks[row] = first + len(blocks)
-        self.capacity[row] = (first + len(blocks)) * self._block_size
+        self.capacity[row] = (first + len(blocks)) * int(self.block_size)
 
     def add_one_block_each(self, rows_R: NDArray[np.int64], blocks: abc.Sequence[BlockId]) -> None:
         """Append one of ``blocks`` to the table of each of ``rows_R``, no row twice."""
         num_blocks_R = self.num_blocks.take(rows_R)
         self.block_table_ZN[rows_R, num_blocks_R] = blocks
-        num_blocks_R += 1
+        num_blocks_R += ONE
         self.num_blocks[rows_R] = num_blocks_R
-        self.capacity[rows_R] = num_blocks_R * self._block_size
+        self.capacity[rows_R] = num_blocks_R * self.block_size
+
+    def block_tables(self, rows_R: NDArray[np.int64], width: int) -> NDArray[np.int32]:
+        """Return a copy of the first ``width`` block numbers of each of ``rows_R``."""
+        tables_ZN = self.block_table_ZN[:, :width]
+        # ``take`` is the faster one, but would copy columns of all rows first.
+        return tables_ZN.take(rows_R, axis=0) if tables_ZN.flags.c_contiguous else tables_ZN[rows_R]
+
+    # --- tokens -------------------------------------------------------------------------------------------------
 
     def append_tokens(
         self, rows_R: NDArray[np.int64], positions_R: NDArray[np.int64], tokens_R: NDArray[np.int64]
     ) -> None:
         """Append one committed token, at its position, to each of ``rows_R``, no row twice."""
-        newest_GZ = self._newest_GZ
-        for nth in range(self.history_tokens, 0, -1):
-            newest_GZ[nth][rows_R] = newest_GZ[nth - 1].take(rows_R)
-        newest_GZ[0][rows_R] = tokens_R
-        self.length[rows_R] = positions_R + 1
-        column_R = positions_R & _COLUMN_MASK
-        self._outputs_ZW[rows_R, column_R] = tokens_R
-        # Drained at its last column, before the next token overwrites its first.
-        for index in (column_R == _COLUMN_MASK).nonzero()[0].tolist():
-            row = int(rows_R[index])
-            self.occupant[row].receive_drained(self.drain_tokens(row))
+        self.append_to_cells(rows_R, self.next_cell.take(rows_R), positions_R, positions_R + ONE, tokens_R)
+
+    def append_to_cells(
+        self,
+        rows_R: NDArray[np.int64],
+        cells_R: NDArray[np.int64],
+        positions_R: NDArray[np.int64],
+        next_positions_R: NDArray[np.int64],
+        tokens_R: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Do what ``append_tokens`` does for rows whose next cells are known, and return the cells after those.
+
+        Whoever gets a token has computed every position before it.
+        """
+        self.computed[rows_R] = positions_R
+        self.length[rows_R] = next_positions_R
+        self.recent_cells[cells_R] = tokens_R
+        next_cells_R: NDArray[np.int64] = cells_R + ONE
+        self.next_cell[rows_R] = next_cells_R
+        for index in (next_cells_R & self._cell_mask == ZERO).nonzero()[0].tolist():
+            next_cells_R[index] = self._make_room(int(rows_R[index]))
+        return next_cells_R
+
+    def newest_tokens(self, next_cells_R: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the newest token of rows with these next cells and the ids before it, [G, R], nearest first."""
+        return self.recent_cells.take(next_cells_R - self._cells_back_G)
 
     def drain_tokens(self, row: int) -> list[int]:
         """Hand out the committed tokens of ``row`` that its request has not taken over yet."""
-        first, length = int(self._num_drained[row]), int(self.length[row])
-        self._num_drained[row] = length
-        start, stop = first & _COLUMN_MASK, length & _COLUMN_MASK
-        outputs_W = self._outputs_ZW[row]
-        tokens: list[int] = []
-        if first < length:
-            tokens = (
-                outputs_W[start:stop].tolist()
-                if start < stop
-                else outputs_W[start:].tolist() + outputs_W[:stop].tolist()
-            )
+        next_cell = self.next_cell[row]
+        tokens: list[int] = self.recent_cells[self._first_new_cell[row] : next_cell].tolist()
+        self._first_new_cell[row] = next_cell
         return tokens
 
-    def in_step_order(self, rows_R: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return ``rows_R`` by history length descending, then root arrival ascending, then arrival descending."""
-        return rows_R.take(np.lexsort(self._order_CZ.take(rows_R, axis=1))[::-1])
+    def _make_room(self, row: int) -> int:
+        """Let the request take over the tokens of its full row, move the kept ones to the front, return the next."""
+        self.occupant[row].receive_drained(self.drain_tokens(row))
+        first, end = row * self._cells_of_row, (row + 1) * self._cells_of_row
+        next_cell = first + self._num_kept
+        self.recent_cells[first:next_cell] = self.recent_cells[end - self._num_kept : end]
+        self.next_cell[row] = self._first_new_cell[row] = next_cell
+        return next_cell
+
+    # --- what is read together ----------------------------------------------------------------------------------
+
+    def running_columns(self, rows_R: NDArray[np.int64]) -> RunningColumns:
+        """Gather, read-only, what decode steps read of ``rows_R``."""
+        gathered_CR = self._running_CZ.take(rows_R, axis=1)
+        gathered_CR.setflags(write=False)
+        return RunningColumns(*gathered_CR)
 
     def serving_order(self, rows_R: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the order in which ``rows_R`` are served: output length ascending, then arrival ascending."""
-        num_prompt_tokens, arrival, _, length = self._serving_CZ.take(rows_R, axis=1)
+        num_prompt_tokens, _, arrival, _, length = self._serving_CZ.take(rows_R, axis=1)
         return np.lexsort((arrival, length - num_prompt_tokens))
 
     def growth_columns(self, rows_R: NDArray[np.int64]) -> GrowthColumns:
@@ -192,14 +252,13 @@ class SequenceTable:
         return GrowthColumns(*self._growth_CZ.take(rows_R, axis=1))
 
     def step_columns(self, rows_R: NDArray[np.int64]) -> StepColumns:
-        """Gather what a step says about ``rows_R``."""
-        gathered_CR = self._step_CZ.take(rows_R, axis=1)
-        computed, num_blocks, epoch = gathered_CR[:3]
-        return StepColumns(computed, num_blocks, epoch, gathered_CR[3:])
+        """Gather what a prompt step says about ``rows_R``."""
+        return StepColumns(*self._step_CZ.take(rows_R, axis=1))
 
-    def end_columns(self, rows_R: NDArray[np.int64]) -> EndColumns:
-        """Gather what decides whether ``rows_R`` end with the token just made."""
-        return EndColumns(*self._end_CZ.take(rows_R, axis=1))
+    def end_columns(self, rows_R: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Gather the end tokens and final positions of ``rows_R``."""
+        eos_token_id_R, final_position_R = self._end_CZ.take(rows_R, axis=1)
+        return eos_token_id_R, final_position_R
 
     def sequences_of(self, rows_R: NDArray[np.int64]) -> tuple[Sequence, ...]:
         """Return the occupants of ``rows_R``, in order."""

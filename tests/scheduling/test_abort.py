@@ -280,4 +280,4 @@ def test_an_empty_step_may_be_committed_or_not(make_bench: Callable[..., Any]) -
     assert (step.kind, step.num_requests, step.num_tokens) == ("empty", 0, 0)
     assert bench.scheduler.schedule().number == step.number + 1
     result = bench.scheduler.commit(step, np.empty(0))
-    assert result.records() == []
+    assert list(result.records()) == []

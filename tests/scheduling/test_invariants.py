@@ -57,9 +57,17 @@ DAMAGES: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda b: b.scheduler.memory.table.computed.__setitem__(row(b, "run"), 9),
         "decodes with 9 of",
     ),
-    "a running flag without a runner": (
-        lambda b: b.scheduler.memory.table.is_running.__setitem__(row(b, "half"), True),  # noqa: FBT003
-        "rows run, the count says",
+    "a runner that does not run": (
+        lambda b: b.scheduler.roster.running.join(b.scheduler.find("half")),
+        "says WAITING, but is in",
+    ),
+    "a row that grew by itself": (
+        lambda b: b.scheduler.memory.table.length.__setitem__(row(b, "run"), 20),
+        "the length of running rows .* is kept as",
+    ),
+    "runners out of order": (
+        lambda b: b.scheduler.roster.running._keys.reverse(),
+        "the order of running rows .* is kept as",
     ),
     "a status without its queue": (
         lambda b: setattr(b.scheduler.find("wait"), "place", Place.PROMPTED),
@@ -74,7 +82,9 @@ DAMAGES: dict[str, tuple[Callable[[Any], object], str]] = {
         "row 8 is empty but not clean",
     ),
     "a wrong input token": (
-        lambda b: b.scheduler.memory.table._newest_GZ[0].__setitem__(row(b, "run"), 100),
+        lambda b: b.scheduler.memory.table.recent_cells.__setitem__(
+            b.scheduler.memory.table.next_cell[row(b, "run")] - 1, 100
+        ),
         "would feed token 100",
     ),
     "a missed end": (
@@ -93,7 +103,6 @@ DAMAGES: dict[str, tuple[Callable[[Any], object], str]] = {
 def test_the_check_names_the_damage(damage: str, make_bench: Callable[..., Any]) -> None:
     bench = busy(make_bench)
     act, message = DAMAGES[damage]
-    bench.scheduler.roster._order_is_stale = True
     act(bench)
     with pytest.raises(InvariantError, match=message):
         bench.scheduler.check_invariants()

@@ -89,6 +89,7 @@ def test_several_blocks_can_be_added_in_one_step(make_bench: Callable[..., Any])
     bench.add("b", 4, max_tokens=20)
     bench.step()
     bench.scheduler.memory.table.look_ahead[sequence.row] = 5  # what drafts and steps in flight will ask for
+    bench.scheduler.roster.running.invalidate()
     step = bench.scheduler.schedule()
     assert sequence.num_blocks == 5  # ceil((5 + 5) / 2)
     assert step.block_table_RB[1].tolist()[:3] == [3, 4, 8]
