@@ -1,14 +1,16 @@
-"""Compare deepinfer's CPU reference with the installed peers: prefill and decode, in alternating rounds.
+r"""Compare deepinfer's CPU reference with the installed peers: prefill and decode, in alternating rounds.
 
-    python benchmarks/compare.py [--model DIR] [--batches 1 8 32] [--rounds 5] [--threads 2] [--save-result FILE]
+    python benchmarks/compare.py [--model DIR] [--llama-model FILE.gguf] [--batches 1 8 32] [--rounds 5] [--threads 2] \
+        [--save-result FILE]
 
 Every peer lives in one process per batch size, which loads its model once and then waits: a round asks one peer after
 the other, so that a neighbour's load falls on all of them. The table shows the median of each peer's rounds and the
-median of the ratio within a round. A peer that is not installed is named as absent.
+median of the ratio within a round. A peer that is not installed is named as absent. llama.cpp takes part when
+`llama-bench` is found on PATH and `--llama-model` names a file for it; it loads anew for every round, untimed.
 
 The peers hold random weights of the same widths, not the same model: transformers has DeepSeek-V4, whose layers
 compress and select differently from V4.1's. Its modules are compared with ours where they agree
-(`backends/cpu_ref/tests/test_transformers_modules.py`).
+(`backends/cpu_ref/tests/test_transformers_modules.py`). llama.cpp computes what its file holds, in the file's format.
 """
 
 from __future__ import annotations
@@ -27,21 +29,24 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from rounds import PEERS, Speed, Workload
+from rounds import LLAMA, LLAMA_BENCH, PEERS, Speed, Workload
 
 PRESET = "mini276"
 OURS = "deepinfer"
 Result = dict[str, Any]
 
 
-def absent_peers() -> dict[str, str]:
+def absent_peers(llama_model: Path | None, batches: list[int]) -> dict[str, str]:
     """Return why each peer that is not compared is absent."""
     absent = {}
     if importlib.util.find_spec("transformers") is None:
         absent["transformers"] = "the package is not installed"
-    binary = shutil.which("llama-batched-bench")
-    reason = "not built here" if binary is None else f"{binary} is there, but this script has no round of it"
-    absent["llama.cpp"] = reason
+    if shutil.which(LLAMA_BENCH) is None:
+        absent[LLAMA] = f"there is no {LLAMA_BENCH} on PATH"
+    elif llama_model is None:
+        absent[LLAMA] = f"{LLAMA_BENCH} is there, but no file was named for it (--llama-model)"
+    elif any(batch > 1 for batch in batches):
+        absent[f"{LLAMA} above batch 1"] = f"{LLAMA_BENCH} decodes one sequence"
     return absent
 
 
@@ -49,6 +54,7 @@ class Peer:
     """A peer in a process of its own, loaded and waiting for rounds."""
 
     def __init__(self, name: str, work: Workload, model: Path) -> None:
+        """Start the process; ``model`` is what the peer loads."""
         self.name = name
         environment = os.environ | {"OMP_NUM_THREADS": str(work.threads), "OMP_WAIT_POLICY": "passive"}
         command = [sys.executable, __file__, "--model", str(model), "--worker", name, json.dumps(asdict(work))]
@@ -88,9 +94,10 @@ def serve(name: str, work: Workload, model: Path) -> None:
         answers.flush()
 
 
-def compare(work: Workload, model: Path, rounds: int, names: list[str]) -> list[Result]:
-    """Return one result per peer for one batch size."""
-    peers = [Peer(name, work, model) for name in names]
+def compare(work: Workload, models: dict[str, Path], rounds: int) -> list[Result]:
+    """Return one result per peer for one batch size; ``models`` says what each loads, ours first."""
+    names = list(models)
+    peers = [Peer(name, work, model) for name, model in models.items()]
     try:
         speeds: dict[str, list[Speed]] = {name: [] for name in names}
         for _ in range(rounds):
@@ -118,6 +125,7 @@ def main() -> None:
     """Read the arguments, compare, print a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", type=Path, help=f"checkpoint directory; by default one is made from {PRESET!r}")
+    parser.add_argument("--llama-model", type=Path, help="a GGUF file for llama-bench")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
@@ -132,14 +140,16 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         model = given.model or _made_model(Path(scratch))
-        absent = absent_peers()
-        names = [name for name in PEERS if name not in absent]
+        absent = absent_peers(given.llama_model, given.batches)
+        models = {name: given.llama_model if name == LLAMA else model for name in PEERS if name not in absent}
         results: list[Result] = []
         _say(f"both {given.dtype}, {given.threads} threads, prompt {given.prompt_tokens}, {given.rounds} rounds")
         _say("batch  peer          prefill tok/s  ours/peer  decode tok/s  ms a step  ours/peer")
         for batch in given.batches:
             work = Workload(batch, given.prompt_tokens, given.decode_tokens, given.threads, given.dtype)
-            for result in compare(work, model, given.rounds, names):
+            # llama-bench has no batches.
+            taking_part = {name: path for name, path in models.items() if name != LLAMA or batch == 1}
+            for result in compare(work, taking_part, given.rounds):
                 results.append(result)
                 _say(
                     "{batch:5}  {peer:12}  {prefill_tokens_per_s:13.1f}  {prefill_ratio:9.2f}  "

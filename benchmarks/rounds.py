@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+LLAMA = "llama.cpp"
+LLAMA_BENCH = "llama-bench"
 SAME_WIDTHS = (
     "vocab_size",
     "hidden_size",
@@ -134,4 +138,27 @@ def open_transformers(work: Workload, model: Path) -> Round:
     return run
 
 
-PEERS = {"deepinfer": open_deepinfer, "transformers": open_transformers}
+def open_llama(work: Workload, model: Path) -> Round:
+    """Return a round of llama.cpp's own benchmark, which decodes one sequence."""
+    counts = ["-p", str(work.prompt_tokens), "-n", str(work.decode_tokens), "-t", str(work.threads)]
+    command = [LLAMA_BENCH, "-m", str(model), *counts, "-r", "1", "-o", "json"]
+
+    def run() -> Speed:
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603 - fixed words
+        return llama_speed(done.stdout)
+
+    return run
+
+
+def llama_speed(report: str) -> Speed:
+    """Return the speeds in a JSON report of llama-bench: a list of tests, each of a prompt or of generation alone."""
+    tests = json.loads(report)
+    prefill = [test["avg_ts"] for test in tests if test["n_prompt"] and not test["n_gen"]]
+    decode = [test["avg_ts"] for test in tests if test["n_gen"] and not test["n_prompt"]]
+    if len(prefill) != 1 or len(decode) != 1:
+        found = [(test["n_prompt"], test["n_gen"]) for test in tests]
+        raise ValueError(f"{LLAMA_BENCH} was to report one prompt and one generation, it reported {found}")
+    return Speed(prefill[0], decode[0])
+
+
+PEERS = {"deepinfer": open_deepinfer, "transformers": open_transformers, LLAMA: open_llama}

@@ -37,6 +37,14 @@ def as_uint8(codes: Tensor, what: str, *also: torch.dtype) -> Tensor:
     return codes.view(torch.uint8)
 
 
+def by_table(table: Tensor, codes: Tensor) -> Tensor:
+    """Returns ``table[codes]``, new, for uint8 ``codes`` of any shape and strides and a table of 256 entries.
+
+    For the processor only: there a look-up of four bytes or more is several times quicker than a cast of a code.
+    """
+    return table.index_select(0, codes.flatten().to(torch.int32)).view(codes.shape)
+
+
 def split_blocks(x: Tensor, group: int, what: str) -> Tensor:
     """Returns the view ``[..., width / group, group]`` of ``x [..., width]``.
 

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.numerics._tensors import as_float32, check_scales, split_blocks
-from deepinfer.numerics.e2m1 import E2M1_MAX, decode_e2m1, encode_e2m1, pack_nibbles, unpack_nibbles
+from deepinfer.numerics.e2m1 import E2M1_MAX, decode_e2m1_pairs, encode_e2m1, pack_nibbles
 from deepinfer.numerics.e4m3 import E4M3_MAX, decode_e4m3, encode_e4m3
 from deepinfer.numerics.e8m0 import ceil_power_code, decode_e8m0
 
@@ -112,7 +112,7 @@ def dequantise_mxfp4_blocks(packed: Tensor, scales: Tensor, group: int = MXFP4_G
     Raises:
         ArgumentError: if there is not exactly one scale per ``group`` codes.
     """
-    blocks = split_blocks(decode_e2m1(unpack_nibbles(packed)), group, "dequantise_mxfp4_blocks")
+    blocks = split_blocks(decode_e2m1_pairs(packed), group, "dequantise_mxfp4_blocks")
     check_scales(scales, blocks, "dequantise_mxfp4_blocks")
     return (blocks * decode_e8m0(scales).unsqueeze(-1)).flatten(-2)
 
@@ -141,6 +141,6 @@ def dequantise_fp4_e4m3_blocks(packed: Tensor, scales: Tensor, group: int = FP4_
     Raises:
         ArgumentError: if there is not exactly one scale per ``group`` codes.
     """
-    blocks = split_blocks(decode_e2m1(unpack_nibbles(packed)), group, "dequantise_fp4_e4m3_blocks")
+    blocks = split_blocks(decode_e2m1_pairs(packed), group, "dequantise_fp4_e4m3_blocks")
     check_scales(scales, blocks, "dequantise_fp4_e4m3_blocks")
     return (blocks * decode_e4m3(scales).unsqueeze(-1)).flatten(-2)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deepinfer.numerics._tensors import as_float32, as_uint8
+from deepinfer.numerics._tensors import as_float32, as_uint8, by_table
 
 E4M3_MAX = 448.0
 E4M3_NAN_CODE = 0x7F
+
+_TABLE_SIZE = 256
+_LEAST_LOOKED_UP = 4096
+"""Fewer codes are cast sooner than the table is made."""
 
 
 def encode_e4m3(x: Tensor) -> Tensor:
@@ -25,4 +29,11 @@ def encode_e4m3(x: Tensor) -> Tensor:
 
 def decode_e4m3(codes: Tensor) -> Tensor:
     """Returns the exact float32 values of codes given as uint8 or ``float8_e4m3fn``."""
-    return as_uint8(codes, "decode_e4m3", torch.float8_e4m3fn).view(torch.float8_e4m3fn).to(torch.float32)
+    codes = as_uint8(codes, "decode_e4m3", torch.float8_e4m3fn)
+    if codes.device.type == "cpu" and codes.numel() >= _LEAST_LOOKED_UP:
+        return by_table(_decoded(torch.arange(_TABLE_SIZE, dtype=torch.uint8)), codes)
+    return _decoded(codes)
+
+
+def _decoded(codes: Tensor) -> Tensor:
+    return codes.view(torch.float8_e4m3fn).to(torch.float32)

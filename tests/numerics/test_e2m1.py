@@ -9,6 +9,7 @@ import torch
 
 from deepinfer.errors import ArgumentError
 from deepinfer.numerics import decode_e2m1, encode_e2m1, pack_nibbles, unpack_nibbles
+from deepinfer.numerics.e2m1 import decode_e2m1_pairs
 
 TABLE = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
 
@@ -18,6 +19,17 @@ def test_the_code_table_with_minus_zero() -> None:
     assert decoded.dtype == torch.float32
     assert decoded.tolist() == TABLE
     assert torch.signbit(decoded).tolist() == [False] * 8 + [True] * 8
+
+
+@pytest.mark.parametrize("repeats", [1, 40])
+def test_every_byte_decodes_to_its_two_codes_however_many_there_are(repeats: int) -> None:
+    packed = torch.arange(256, dtype=torch.uint8).repeat(repeats).view(-1, 64)
+    wanted = (
+        torch.tensor([[TABLE[byte & 15], TABLE[byte >> 4]] for byte in range(256)]).repeat(repeats, 1).view(-1, 128)
+    )
+    for given in (packed, packed.view(torch.int8), packed.repeat(1, 2)[:, 64:]):
+        decoded = decode_e2m1_pairs(given)
+        assert torch.equal(decoded.view(torch.int32), wanted.view(torch.int32))
 
 
 def test_encoding_inverts_decoding_on_every_code() -> None:

@@ -31,6 +31,15 @@ def test_every_code_decodes_to_its_definition() -> None:
     assert torch.equal(torch.signbit(decoded[:255]), torch.signbit(expected[:255]))
 
 
+def test_many_codes_decode_to_the_same_bits_as_few() -> None:
+    codes = torch.arange(256, dtype=torch.uint8)
+    few = decode_e4m3(codes).view(torch.int32)
+    for many in (codes.repeat(64), codes.repeat(64).view(32, 512)[:, ::2], codes.view(torch.float8_e4m3fn).repeat(64)):
+        decoded = decode_e4m3(many)
+        assert decoded.shape == many.shape
+        assert torch.equal(decoded.view(torch.int32), few[many.view(torch.uint8).long()])
+
+
 def test_encoding_inverts_decoding_and_keeps_minus_zero() -> None:
     codes = torch.tensor([code for code in range(256) if code & 0x7F != 0x7F], dtype=torch.uint8)
     assert torch.equal(encode_e4m3(decode_e4m3(codes)), codes)

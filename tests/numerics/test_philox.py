@@ -7,6 +7,7 @@ import torch
 
 from deepinfer.errors import ArgumentError
 from deepinfer.numerics import philox4x32_10, uniform_53
+from deepinfer.numerics.philox import _rounds_by_torch
 
 ONES = 0xFFFFFFFF
 
@@ -119,3 +120,10 @@ def test_all_wrong_arguments_are_named_at_once() -> None:
         philox4x32_10(torch.zeros(2, dtype=torch.int32), torch.zeros(3, dtype=torch.int64))
     with pytest.raises(ArgumentError, match=r"(?s)seeds are torch\.float32.*streams are torch\.int32"):
         uniform_53(torch.zeros(2), torch.zeros(2, dtype=torch.int32))
+
+
+def test_the_words_of_a_device_are_those_of_the_host() -> None:
+    generator = torch.Generator().manual_seed(11)
+    keys = torch.randint(-(2**63), 2**63 - 1, (5, 1, 2), generator=generator)
+    counters = torch.randint(-(2**63), 2**63 - 1, (7, 4), generator=generator)
+    assert torch.equal(_rounds_by_torch(keys, counters), philox4x32_10(keys, counters))

@@ -101,7 +101,10 @@ def kept_blocks(largest_RN: torch.Tensor, rows: SamplingRows, vocabulary: int, b
         bound_R = torch.maximum(bound_R, _bound_by_top_k(largest_RN, largest_R, rows, vocabulary, temperature_R))
     scaled_R = temperature_R * bound_R
     least_R = largest_R + scaled_R - PLACE_SLACK * (largest_R.abs() + scaled_R.abs())
-    kept_RN = (largest_RN >= least_R[:, None]).logical_and_(largest_RN > -torch.inf)
+    # At the next float32 below, so that nothing is widened to be compared; at -inf nothing would be left out.
+    lowest = torch.finfo(torch.float32).min
+    near_R = torch.nextafter(least_R.to(torch.float32), torch.tensor(-torch.inf)).clamp(min=lowest)
+    kept_RN = largest_RN >= near_R[:, None]
     if rows.facts.has_greedy:
         places_M = greedy_R.nonzero()[:, 0]
         kept_RN[places_M] = False

@@ -87,6 +87,7 @@ def cut_row(
     logits_NC: torch.Tensor,
     settings: CutSettings,
     guess: Guess,
+    flags_2V: NDArray[np.bool_],
 ) -> Cut | None:
     """Return what top-p and min-p keep of a row, or None when the guess was wrong.
 
@@ -95,6 +96,7 @@ def cut_row(
         logits_NC: float32, what they were made of.
         settings: those of the row.
         guess: gets the weights, and what all that are out weigh less than; no result but None depends on it.
+        flags_2V: two rows of room, overwritten.
     """
     total = float(weights_NC.sum()) if settings.top_p < 1 else 0.0
     limit = math.floor(settings.top_p * total)
@@ -102,7 +104,7 @@ def cut_row(
         return Cut(_sums_from(weights_NC, settings.least_weight), 0)
     weights_V, logits_V = weights_NC.view(-1).numpy(), logits_NC.reshape(-1).numpy()
     bracket = guess(weights_V, total - limit)
-    ids_M = np.flatnonzero(_is_near(logits_V, bracket, settings))
+    ids_M = np.flatnonzero(_is_near(logits_V, bracket, settings, flags_2V))
     weights_M = weights_V[ids_M].astype(np.int64)
     is_near_M = (weights_M >= bracket.low) & (weights_M < bracket.high)
     ids_M, weights_M = ids_M[is_near_M], weights_M[is_near_M]
@@ -146,12 +148,16 @@ def guess_everything(_weights_V: NDArray[np.float64], _rest: float) -> Bracket:
     return Bracket(1.0, _LARGEST_WEIGHT + 1)
 
 
-def _is_near(logits_V: NDArray[np.float32], bracket: Bracket, settings: CutSettings) -> NDArray[np.bool_]:
+def _is_near(
+    logits_V: NDArray[np.float32], bracket: Bracket, settings: CutSettings, flags_2V: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
     """Mark every token whose weight is in the bracket, and few others: reading logits is half of reading weights."""
-    from_V = logits_V >= _logit(bracket.low, settings, -1)
-    if bracket.high > _LARGEST_WEIGHT:
-        return from_V
-    return from_V & (logits_V < _logit(bracket.high, settings, 1))
+    from_V, below_V = flags_2V
+    np.greater_equal(logits_V, _logit(bracket.low, settings, -1), out=from_V)
+    if bracket.high <= _LARGEST_WEIGHT:
+        np.less(logits_V, _logit(bracket.high, settings, 1), out=below_V)
+        from_V &= below_V
+    return from_V
 
 
 def _logit(weight: float, settings: CutSettings, side: int) -> np.float32:

@@ -19,6 +19,7 @@ import torch
 from deepinfer.accelerator.ops.sampling import WEIGHT_BITS
 from deepinfer_cpu_ref.quick_blocks import BlockedRows, DrawnRows
 from deepinfer_cpu_ref.quick_cut import CutSettings, Guess, cut_row, guess_bracket, guess_everything, keys
+from deepinfer_cpu_ref.quick_scratch import Scratch
 
 UNDECIDED = -2
 """Stands for the token of a row that a quick way could not decide."""
@@ -30,26 +31,26 @@ _LARGEST_EXPONENT = 500.0
 _PIECE_ELEMENTS = 2**19
 
 
-def draw_dense(blocked: BlockedRows, drawn: DrawnRows, vocabulary: int) -> torch.Tensor:
+def draw_dense(blocked: BlockedRows, drawn: DrawnRows, vocabulary: int, scratch: Scratch) -> torch.Tensor:
     """Return the tokens (int64 [R]) of some rows; `UNDECIDED` for those with a top-k, which have no way here."""
     rows = drawn.settings
     tokens_R = torch.full_like(drawn.rows_R, UNDECIDED)
     has_no_top_k_R = (rows.top_k_B == 0) | (rows.top_k_B >= vocabulary)
     plain_M = (has_no_top_k_R & (rows.top_p_B >= 1) & (rows.min_weight_B == 0)).nonzero()[:, 0]
     if len(plain_M):
-        tokens_R[plain_M] = _draw_unfiltered(blocked, drawn.select(plain_M))
+        tokens_R[plain_M] = _draw_unfiltered(blocked, drawn.select(plain_M), scratch)
     for guess in (guess_bracket, guess_everything):
         undecided_M = (has_no_top_k_R & (tokens_R == UNDECIDED)).nonzero()[:, 0]
         if len(undecided_M):
-            tokens_R[undecided_M] = _draw_exactly(blocked, drawn.select(undecided_M), guess)
+            tokens_R[undecided_M] = _draw_exactly(blocked, drawn.select(undecided_M), guess, scratch)
     return tokens_R
 
 
-def _draw_unfiltered(blocked: BlockedRows, drawn: DrawnRows) -> torch.Tensor:
+def _draw_unfiltered(blocked: BlockedRows, drawn: DrawnRows, scratch: Scratch) -> torch.Tensor:
     count, width = blocked.logits_BNC.shape[1:]
     scale_R = math.log2(math.e) / drawn.settings.temperature_B
-    sums_RN = torch.empty(len(drawn.rows_R), count, dtype=torch.float64)
-    for start, stop, shares_RNC in _pieces(blocked, drawn.rows_R):
+    sums_RN = scratch.take("sums", (len(drawn.rows_R), count), torch.float64)
+    for start, stop, shares_RNC in _pieces(blocked, drawn.rows_R, scratch):
         shares_RNC.mul_(scale_R[start:stop, None, None])
         torch.sum(shares_RNC.exp2_(), -1, out=sums_RN[start:stop])
     through_RN = sums_RN.cumsum(-1)
@@ -72,19 +73,20 @@ def _draw_unfiltered(blocked: BlockedRows, drawn: DrawnRows) -> torch.Tensor:
     return torch.where(is_certain_R, (block_R1 * width + place_R1)[:, 0], UNDECIDED)
 
 
-def _draw_exactly(blocked: BlockedRows, drawn: DrawnRows, guess: Guess) -> torch.Tensor:
+def _draw_exactly(blocked: BlockedRows, drawn: DrawnRows, guess: Guess, scratch: Scratch) -> torch.Tensor:
     count, width = blocked.logits_BNC.shape[1:]
     rows = drawn.settings
     largest_R, least_weight_R = blocked.largest_B[drawn.rows_R], rows.min_weight_B.clamp(min=1)
-    sums_RN = torch.zeros(len(drawn.rows_R), count, dtype=torch.float64)
+    sums_RN = scratch.take("sums", (len(drawn.rows_R), count), torch.float64).zero_()
     least_key_R = torch.full_like(drawn.rows_R, UNDECIDED)
     columns = (largest_R, rows.temperature_B, rows.top_p_B, least_weight_R)
     cut_settings = list(map(CutSettings, *(column_R.tolist() for column_R in columns)))
     places: list[int] = drawn.rows_R.tolist()
-    for start, stop, piece_RNC in _pieces(blocked, drawn.rows_R):
+    flags_2V = scratch.take("flags", (2, count * width), torch.bool).numpy()
+    for start, stop, piece_RNC in _pieces(blocked, drawn.rows_R, scratch):
         weights_RNC = _weights(piece_RNC, largest_R[start:stop], rows.temperature_B[start:stop])
         for place, weights_NC in enumerate(weights_RNC, start):
-            cut = cut_row(weights_NC, blocked.logits_BNC[places[place]], cut_settings[place], guess)
+            cut = cut_row(weights_NC, blocked.logits_BNC[places[place]], cut_settings[place], guess, flags_2V)
             if cut is not None:
                 sums_RN[place], least_key_R[place] = cut.sums_N, cut.least_key
     through_RN = sums_RN.cumsum(-1)
@@ -110,17 +112,21 @@ def _weights(logits_RNC: torch.Tensor, largest_R: torch.Tensor, temperature_R: t
     return torch.div(logits_RNC.exp_(), _UNIT, rounding_mode="trunc", out=logits_RNC)
 
 
-def _pieces(blocked: BlockedRows, rows_R: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor]]:
+def _pieces(blocked: BlockedRows, rows_R: torch.Tensor, scratch: Scratch) -> Iterator[tuple[int, int, torch.Tensor]]:
     """Yield ranges of the rows and a float64 copy of their logits, which lives until the next."""
     count, width = blocked.logits_BNC.shape[1:]
     step = max(1, _PIECE_ELEMENTS // (count * width))
-    room_RNC = torch.empty(min(step, len(rows_R)), count, width, dtype=torch.float64)
+    room_RNC = scratch.take("piece", (min(step, len(rows_R)), count, width), torch.float64)
     places: list[int] = rows_R.tolist()
     for start in range(0, len(places), step):
         stop = min(start + step, len(places))
         first, last = places[start], places[stop - 1]
         piece_RNC = room_RNC[: stop - start]
-        # Rows ascend: a run of neighbours need not be gathered before it is converted.
+        # Rows ascend: a run of neighbours is converted at once, and nothing is gathered before it is converted.
         is_run = last - first == stop - 1 - start
-        piece_RNC.copy_(blocked.logits_BNC[first : last + 1] if is_run else blocked.logits_BNC[rows_R[start:stop]])
+        if is_run:
+            piece_RNC.copy_(blocked.logits_BNC[first : last + 1])
+        else:
+            for row_NC, place in zip(piece_RNC, places[start:stop], strict=True):
+                row_NC.copy_(blocked.logits_BNC[place])
         yield start, stop, piece_RNC

@@ -29,6 +29,7 @@ from deepinfer.accelerator.ops.sampling import (
 from deepinfer_cpu_ref.quick_blocks import BlockedRows, DrawnRows, NarrowRows, kept_blocks
 from deepinfer_cpu_ref.quick_cut import keep_by_top_p
 from deepinfer_cpu_ref.quick_dense import UNDECIDED, WIDEST_VOCABULARY, draw_dense
+from deepinfer_cpu_ref.quick_scratch import Scratch
 
 _FINE_BLOCK = 8
 
@@ -46,6 +47,7 @@ class QuickSampling:
         self._readable = readable
         self._block = block
         self._least_vocabulary = least_vocabulary
+        self._scratch = Scratch()
 
     def can_serve(self, logits_BV: torch.Tensor) -> bool:
         """Say whether these logits are of the kind that the quick ways are exact for, and worth them."""
@@ -92,7 +94,7 @@ class QuickSampling:
                 wide.append(places_M)
         if wide:
             places_M = torch.cat(wide).sort().values
-            tokens_R[places_M] = draw_dense(blocked, drawn.select(places_M), vocabulary)
+            tokens_R[places_M] = draw_dense(blocked, drawn.select(places_M), vocabulary, self._scratch)
         left_M = (tokens_R == UNDECIDED).nonzero()[:, 0]
         if len(left_M):
             left = drawn.select(left_M)

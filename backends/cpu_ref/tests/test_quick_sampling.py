@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from deepinfer_cpu_ref.quick_blocks import BlockedRows, DrawnRows, kept_blocks
 from deepinfer_cpu_ref.quick_cut import Bracket, CutSettings, cut_row, keys
 from deepinfer_cpu_ref.quick_dense import UNDECIDED, WIDEST_VOCABULARY, draw_dense
 from deepinfer_cpu_ref.quick_sampling import QuickSampling
+from deepinfer_cpu_ref.quick_scratch import Scratch
 from deepinfer_cpu_ref.sampling import CpuRefSampling, ReadableSampling
 
 READABLE = ReadableSampling()
@@ -167,7 +169,7 @@ def test_rows_of_ties_are_cut_at_the_lowest_ids_and_never_left_undecided(top_p: 
     x_BV[2, ::2] = -1.0
     rows = same_rows(3, 1.0, 0, top_p)
     uniforms = torch.tensor([0.999, 0.999, 0.999], dtype=torch.float64)
-    tokens = draw_dense(BlockedRows.of(x_BV, 64), DrawnRows(torch.arange(3), rows, uniforms), 6000)
+    tokens = draw_dense(BlockedRows.of(x_BV, 64), DrawnRows(torch.arange(3), rows, uniforms), 6000, Scratch())
     assert torch.equal(tokens, READABLE.draw(READABLE.weigh(x_BV, rows), uniforms))
 
 
@@ -200,6 +202,7 @@ def test_a_guess_is_never_believed_when_it_is_wrong() -> None:
                 x_BV.view(10, 64),
                 settings,
                 lambda _, __, low=low, high=high: Bracket(low, high),
+                np.empty((2, 640), dtype=np.bool_),
             )
             if cut is not None:
                 decided += 1
@@ -230,7 +233,7 @@ def test_a_draw_near_the_end_of_a_token_is_told_apart_exactly(middle: float) -> 
     rows = same_rows(len(uniforms))
     assert_same_sample(QuickSampling(ops).sample(x_BV, rows), ops.sample(x_BV, rows))
     drawn = DrawnRows(torch.arange(len(x_BV)), rows, uniforms)
-    assert not (draw_dense(BlockedRows.of(x_BV, 64), drawn, width) == UNDECIDED).any()
+    assert not (draw_dense(BlockedRows.of(x_BV, 64), drawn, width, Scratch()) == UNDECIDED).any()
 
 
 @pytest.mark.parametrize(
@@ -325,6 +328,16 @@ def test_rows_that_lie_apart_in_memory_are_read_in_place() -> None:
     x_BV = torch.randn(10, 9000, generator=torch.Generator().manual_seed(5))[::2, 17:8209]
     assert not x_BV.is_contiguous()
     assert_same_sample(CpuRefSampling().sample(x_BV, same_rows(5)), READABLE.sample(x_BV, same_rows(5)))
+
+
+def test_room_of_an_earlier_call_changes_nothing() -> None:
+    quick = QuickSampling(READABLE)
+    for seed, (count, width) in enumerate([(6, 5000), (3, 9000), (8, 4100)]):
+        x_BV = torch.randn(count, width, generator=torch.Generator().manual_seed(seed))
+        for top_p in (1.0, 0.9):
+            rows = same_rows(count, 1.0, 0, top_p)
+            with torch.inference_mode(seed % 2 == 0):
+                assert_same_sample(quick.sample(x_BV, rows), READABLE.sample(x_BV, rows))
 
 
 def test_only_what_the_quick_ways_are_exact_for_is_served_by_them() -> None:
