@@ -38,6 +38,8 @@ _ON_HOST: Final = {"memory.gather_rows": ("table",), "moves.restore": ("data_nb"
 _WIDENED_GROUPS: Final = frozenset(
     {"linear", "norm", "compression", "selection", "attention", "mixing", "memory", "experts"}
 )
+_WIDENED_OPS: Final = frozenset({"drafting.attend"})
+"""Ops of other groups that compute with activations."""
 _FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -55,7 +57,7 @@ class Bench:
 
     def yardstick(self, call: OpCall, options: OpOptions) -> Effects:
         """Run a call on the reference in float64, with the same inputs."""
-        if call.op.partition(".")[0] not in _WIDENED_GROUPS:
+        if not _is_widened(call.op):
             return self.peer(call, options)
         exact = dataclasses.replace(options, activation_dtype=torch.float64, batch_invariant=False)
         return self.run_on(self.reference, widened(call), exact)
@@ -65,7 +67,7 @@ class Bench:
         asked = dataclasses.replace(options, batch_invariant=False)
         if self._reference_has(call.op, options):
             return self.run_on(self.reference, call, asked)
-        if call.op.partition(".")[0] not in _WIDENED_GROUPS:  # their inputs have dtypes of their own
+        if not _is_widened(call.op):  # their inputs have dtypes of their own
             return self.run_on(self.reference, call, dataclasses.replace(asked, activation_dtype=torch.float32))
         return {
             part: tensor.to(options.activation_dtype) if tensor.dtype == torch.float64 else tensor
@@ -130,6 +132,10 @@ def effects(op: str, result: object, arguments: Mapping[str, object]) -> Effects
     for name in MUTATED.get(op, ()):
         found[f"argument.{name}"] = placed.tensor(name).detach().cpu()
     return found
+
+
+def _is_widened(op: str) -> bool:
+    return op.partition(".")[0] in _WIDENED_GROUPS or op in _WIDENED_OPS
 
 
 def widened(call: OpCall) -> OpCall:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from importlib import resources
 from typing import Any, Final
 
-from deepinfer.accelerator import all_op_names
+from deepinfer.accelerator import needed_op_names
 from deepinfer_conformance.outcomes import CaseResult, Level, Outcome
 
 NOTHING: Final = "none"
@@ -94,7 +94,7 @@ def minimum_lacking(level: Level, claims: Mapping[str, Any]) -> str:
     ops, fallbacks = claims["ops"], set(claims["declared_fallbacks"])
     if level is Level.L0:
         return "" if ops else "no op is claimed"
-    uncovered = [op for op in all_op_names() if op not in ops and op not in fallbacks]
+    uncovered = [op for op in needed_op_names() if op not in ops and op not in fallbacks]
     if uncovered:
         return f"neither native nor a named fallback: {_list(uncovered)}"
     if level is Level.L1:

@@ -7,7 +7,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from deepinfer.accelerator import registry
+from deepinfer.accelerator import INTERFACE_VERSION, registry
 from deepinfer.errors import ArgumentError
 
 _SUFFIX = ".in"
@@ -41,7 +41,7 @@ def write_template(name: str, folder: Path) -> tuple[Path, ...]:
     _write(
         resources.files("deepinfer_conformance").joinpath("template"),
         folder,
-        {"@name@": name, "@package@": package},
+        {"@name@": name, "@package@": package, "@interface@": repr(INTERFACE_VERSION)},
         written,
     )
     return tuple(written)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from deepinfer.errors import ArgumentError
 from deepinfer_conformance.case import Case, Profile
 from deepinfer_conformance.catalogue import captured_case, catalogue, chosen
 from deepinfer_conformance.data.call import tensors
@@ -51,8 +52,13 @@ class RunOptions:
     waivers: tuple[Waiver, ...] | None = None
 
     def cases(self) -> tuple[Case, ...]:
-        """Return the cases in the order in which they run; ArgumentError if a glob matches nothing."""
-        return chosen(catalogue(self.seed, self.profile), level=self.level, ops=self.ops)
+        """Return the cases in the order in which they run; ArgumentError if nothing is chosen."""
+        cases = chosen(catalogue(self.seed, self.profile), level=self.level, ops=self.ops)
+        if not cases:
+            # An empty run would end as if every claim had held.
+            asked = f"ops {', '.join(self.ops)} up to level {self.level.name if self.level is not None else 'L7'}"
+            raise ArgumentError("choice of cases", [f"no case of {asked}; see `deepinfer conformance list`"])
+        return cases
 
 
 def run_suite(options: RunOptions, watcher: Watcher | None = None) -> Document:
@@ -60,8 +66,10 @@ def run_suite(options: RunOptions, watcher: Watcher | None = None) -> Document:
 
     Raises:
         DriverLoadError: the driver cannot be started.
-        ArgumentError: a glob matches nothing, or a waiver of this driver has expired.
+        ArgumentError: nothing is chosen, ``jobs`` is below 1, or a waiver of this driver has expired.
     """
+    if options.jobs < 1:
+        raise ArgumentError("jobs", [f"{options.jobs}: one child process is the least"])
     waivers = packaged_waivers() if options.waivers is None else options.waivers
     refuse_expired(waivers, options.driver, datetime.datetime.now(_DAYS_ARE_UTC).date())
     cases = options.cases()

@@ -54,6 +54,7 @@ ELEMENTARY: Final = {
     "compression.pool_pairs": 14,  # difference, two exponentials (4 each), sum, division (4)
     "selection.top_entries": 1,
     "attention.sparse": 14,  # scale, exponential (4) of a difference, division (4), two products, sink's exponential
+    "drafting.attend": 14,
     "mixing.mixes": 20,  # statistic (8), scale, base, exponential (4), + 1, division (4), + eps
     "mixing.collapse": 1,
     "mixing.post": 1,

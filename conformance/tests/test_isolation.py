@@ -36,6 +36,14 @@ class Driver(RewiredDriver):
     def __init__(self):
         super().__init__(Borrowed(), {"norm.rms": crashing, "norm.rotary": hanging})
 """
+UNREADABLE = """
+from deepinfer_conformance.mutants.hosts import Borrowed
+
+class Driver(Borrowed):
+    name = "stillborn"
+    def capabilities(self):
+        raise ValueError("no claims without firmware")
+"""
 FolderOf = Callable[[str, str, str], Path]
 
 
@@ -53,7 +61,7 @@ def test_a_crash_and_a_hang_are_outcomes_and_the_run_goes_on(
         "L1/norm.rotary/numerics/flat/float32",
         "L1/linear.embed/numerics/1_rows_of_float32/float32",
     ]
-    cases = [replace(case, timeout_s=3.0) for case in chosen(catalogue(0), ids=ids)]
+    cases = [replace(case, timeout_s=2.0) for case in chosen(catalogue(0), ids=ids)]
     seen = []
     run = run_in_children(cases, Order("unstable", 0, "quick"), watcher=lambda case, result: seen.append(case.id))
     outcomes = {result.id: result for result in run.results}
@@ -71,6 +79,7 @@ def test_a_crash_and_a_hang_are_outcomes_and_the_run_goes_on(
     [
         ("raise RuntimeError('no runtime 9.1')", "no runtime 9.1"),
         ("import os; os.abort()", "took its process down"),
+        (UNREADABLE, "failed to start: ValueError: no claims without firmware"),
     ],
 )
 def test_a_driver_that_cannot_start_is_one_clear_error(

@@ -15,11 +15,12 @@ from typing import ClassVar
 import torch
 
 from deepinfer.accelerator.capabilities import Capabilities, KvCacheDtype, Numerics, Repeatability
-from deepinfer.accelerator.collectives import Collectives, SoloCollectives
+from deepinfer.accelerator.collectives import Collectives, RankPlace, SoloCollectives
 from deepinfer.accelerator.ops.base import OpGroup
 from deepinfer.errors import DeterminismError, OpRefusedError
 
-INTERFACE_VERSION: tuple[int, int] = (1, 0)
+INTERFACE_VERSION: tuple[int, int] = (1, 1)
+"""1.1 adds ``join_group`` and ``RankPlace``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +144,33 @@ class AcceleratorDriver(ABC):
         )
 
     def collectives(self, world_size: int) -> Collectives:
-        """Return the device group of ``world_size`` ranks; more than one needs a collective backend."""
+        """Return a group of ``world_size`` ranks, as interface 1.0 had it: it never said how ranks meet.
+
+        A driver with ranks overrides :meth:`join_group` instead, which is what the core calls.
+        """
         if world_size != 1:
             raise OpRefusedError(
-                f"driver {self.name!r} offers no collectives for {world_size} ranks; run one rank, "
-                f"or a driver whose capability 'collectives' is not empty."
+                f"driver {self.name!r} offers no collectives for {world_size} ranks by their number alone; run one "
+                f"rank, or call join_group on a driver whose capability 'collectives' is not empty."
             )
         return SoloCollectives()
+
+    def join_group(self, place: RankPlace) -> Collectives:
+        """Join the device group at ``place`` and return its exchanges, once every rank has joined; interface 1.1.
+
+        A rank joins any number of groups, each at an address of its own. The default, and so every driver of
+        interface 1.0, has groups of one rank only.
+
+        Raises:
+            LostRanksError: others did not join within ``place.deadline_s``; it names them where that can be known.
+            OpRefusedError: the driver has no collectives for that many ranks.
+        """
+        if place.world_size != 1:
+            raise OpRefusedError(
+                f"driver {self.name!r} {self.version} cannot join a group of {place.world_size} ranks: it has groups "
+                f"of one. Run one rank, or a driver whose capability 'collectives' is not empty (interface 1.1)."
+            )
+        return self.collectives(1)
 
     def set_determinism(self, level: Repeatability, shapes: Sequence[LinearShape]) -> None:
         """Prove on this machine that ``level`` holds for ``shapes``, or raise DeterminismError.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from deepinfer.cli import options, show
+from deepinfer.cli.generate_capture import CaptureRequest, capturing_llm
 from deepinfer.cli.token_table import SpellToken, token_table
 from deepinfer.errors import ArgumentError
 
@@ -74,6 +76,16 @@ def generate(
     stream: Annotated[
         bool, typer.Option("--stream", help="Write text as it comes; with --json a line per request and step.")
     ] = False,
+    capture: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write calls of the driver's ops here, for `deepinfer conformance replay`."),
+    ] = None,
+    capture_cases: Annotated[
+        int | None, typer.Option(help="With --capture: most calls per op, all of different shapes; unset: 8.")
+    ] = None,
+    capture_mib: Annotated[
+        int | None, typer.Option(help="With --capture: most MiB of all files together; unset: 256.")
+    ] = None,
 ) -> None:
     """Generate text for each PROMPT.
 
@@ -124,22 +136,30 @@ def generate(
         EngineOptions.from_keywords(keywords)
     except ArgumentError as error:
         problems += error.problems
+    captured = CaptureRequest(capture, capture_cases, capture_mib)
+    problems += captured.problems()
     if problems:
         raise ArgumentError("deepinfer generate", problems)
 
-    from deepinfer.llm import LLM
+    if capture is None:
+        from deepinfer.llm import LLM
 
-    llm = LLM(model, accelerator, **keywords)
-    if stream:
-        is_single = len(listed) * n == 1
-        records = llm.stream(listed, params)
-        failures = _write_stream(records, as_json=as_json, with_headings=not is_single, spell=_speller(llm))
+        failures = _answer(LLM(model, accelerator, **keywords), listed, params, as_json=as_json, stream=stream)
     else:
-        failures = _write_all(llm, listed, params, as_json=as_json)
+        with capturing_llm(captured, capture, model, accelerator, keywords) as llm:
+            failures = _answer(llm, listed, params, as_json=as_json, stream=stream)
     for failure in failures:
         print(f"error: {failure}", file=sys.stderr)
     if failures:
         raise typer.Exit(1)
+
+
+def _answer(llm: LLM, prompts: _Prompts, params: SamplingParams, *, as_json: bool, stream: bool) -> list[str]:
+    if not stream:
+        return _write_all(llm, prompts, params, as_json=as_json)
+    is_single = len(prompts) * params.n == 1
+    records = llm.stream(prompts, params)
+    return _write_stream(records, as_json=as_json, with_headings=not is_single, spell=_speller(llm))
 
 
 def _write_all(llm: LLM, prompts: _Prompts, params: SamplingParams, *, as_json: bool) -> list[str]:

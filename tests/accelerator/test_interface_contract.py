@@ -15,10 +15,12 @@ from deepinfer.accelerator import (
     Availability,
     Capabilities,
     ImmediateStream,
+    LostRanksError,
     MemoryInfo,
     OpCapability,
     OpOptions,
     Ops,
+    RankPlace,
     Reason,
     Repeatability,
     SoloCollectives,
@@ -27,7 +29,7 @@ from deepinfer.accelerator import (
 )
 from deepinfer.accelerator.ops.base import OpGroup
 from deepinfer.accelerator.ops.norm import NormOps
-from deepinfer.errors import DeterminismError, OpRefusedError
+from deepinfer.errors import ArgumentError, DeterminismError, OpRefusedError
 
 OPS = [(group, name) for group in OP_GROUPS for name in group.op_names()]
 IDS = [f"{group.group}.{name}" for group, name in OPS]
@@ -116,6 +118,9 @@ def test_a_driver_refuses_what_it_does_not_override() -> None:
         driver.new_graph()
     with pytest.raises(OpRefusedError, match="2 ranks"):
         driver.collectives(2)
+    with pytest.raises(OpRefusedError, match="'bare' 0 cannot join a group of 3 ranks"):
+        driver.join_group(RankPlace(2, 3, "host:1"))
+    assert driver.join_group(RankPlace(0, 1, "host:1")).world_size == 1
     driver.set_determinism(Repeatability.NONE, [])
     with pytest.raises(DeterminismError, match="R2"):
         driver.set_determinism(Repeatability.BATCH_INVARIANT, [])
@@ -151,6 +156,43 @@ def test_a_group_of_one_exchanges_with_itself_and_refuses_other_ranks() -> None:
             group.all_to_all(rows, send, receive)
     with pytest.raises(OpRefusedError, match="rank 1"):
         group.broadcast(rows, 1)
+
+
+def test_a_driver_that_offers_a_group_of_one_itself_is_asked_for_it() -> None:
+    class Own(BareDriver):
+        def collectives(self, world_size: int) -> SoloCollectives:
+            return own
+
+    own = SoloCollectives()
+    assert Own().join_group(RankPlace(0, 1, "host:1")) is own
+
+
+def test_a_place_knows_where_to_meet() -> None:
+    place = RankPlace(1, 4, "10.0.0.7:29500", 3.5)
+    assert (place.host, place.port, place.deadline_s) == ("10.0.0.7", 29500, 3.5)
+    assert (RankPlace(0, 1, "[fe80::1]:80").host, RankPlace(0, 1, "[fe80::1]:80").port) == ("fe80::1", 80)
+
+
+@pytest.mark.parametrize("address", ["host", "host:", ":80", "host:port", "host:0", "host:65536", "host:-1", "host:٣"])
+def test_an_address_without_host_and_port_is_refused(address) -> None:
+    with pytest.raises(ArgumentError, match="write host:port"):
+        RankPlace(0, 1, address)
+
+
+def test_a_place_that_cannot_be_is_refused_with_everything_that_is_wrong() -> None:
+    with pytest.raises(ArgumentError) as caught:
+        RankPlace(4, 4, "nowhere", 0.0)
+    assert [problem.split(" ")[0] for problem in caught.value.problems] == ["rank", "address", "deadline_s"]
+    for world_size, rank, deadline_s in ((0, 0, 1.0), (2, -1, 1.0), (2, 0, float("inf")), (2, 0, float("nan"))):
+        with pytest.raises(ArgumentError):
+            RankPlace(rank, world_size, "host:1", deadline_s)
+
+
+def test_lost_ranks_are_named_in_order_and_nobody_is_blamed_where_nobody_can_be_told() -> None:
+    error = LostRanksError("group of 4", (3, 1), "barrier")
+    assert error.missing == (1, 3)
+    assert "rank 1, rank 3 did not join" in str(error)
+    assert "cannot be told" in str(LostRanksError("group of 4", (), "barrier"))
 
 
 def test_a_step_knows_its_sizes() -> None:

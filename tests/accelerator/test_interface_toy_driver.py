@@ -18,6 +18,7 @@ from deepinfer.accelerator import (
     OP_GROUPS,
     AcceleratorDriver,
     OpOptions,
+    RankPlace,
     all_op_names,
     batch,
     caches,
@@ -29,7 +30,7 @@ from deepinfer.accelerator import (
     weights,
 )
 from deepinfer.accelerator import ops as ops_package
-from deepinfer.errors import InterfaceVersionError, PlanError
+from deepinfer.errors import InterfaceVersionError, OpRefusedError, PlanError
 from deepinfer.settings import Settings
 
 TOY = Path(__file__).parent / "toy_driver_1_0"
@@ -90,6 +91,20 @@ def test_it_is_discovered_selected_and_loaded_without_its_runtime(put_on_path) -
     chosen = selection.select(NAME, Settings())
     assert chosen.driver is driver_class
     assert chosen.availability.device_name == "Acme Toy"
+
+
+def test_every_past_minor_has_its_frozen_driver() -> None:
+    assert [minor for minor in range(INTERFACE_VERSION[1]) if not (TOY.parent / f"toy_driver_1_{minor}").is_dir()] == []
+
+
+def test_it_starts_and_joins_a_group_of_one_and_no_other(toy) -> None:
+    assert type(toy).availability().available
+    assert toy.allocate((2, 3), torch.float32).shape == (2, 3)
+    assert toy.memory().total_bytes >= toy.memory().free_bytes > 0
+    group = toy.join_group(RankPlace(0, 1, "nowhere:1"))
+    assert (group.rank, group.world_size) == (0, 1)
+    with pytest.raises(OpRefusedError, match=r"'toy_1_0' 1\.0 cannot join a group of 2 ranks.*interface 1\.1"):
+        toy.join_group(RankPlace(1, 2, "nowhere:1"))
 
 
 def test_its_plan_takes_its_three_ops_and_the_named_fallbacks(toy, reference) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from deepinfer.accelerator import OpOptions
 from deepinfer_conformance.bench import Effects
-from deepinfer_conformance.bounds import attention, experts, rows, sampling
+from deepinfer_conformance.bounds import attention, drafting, experts, rows, sampling
 from deepinfer_conformance.data.call import OpCall
 
 Bounds = Mapping[str, torch.Tensor]
@@ -36,6 +36,8 @@ BOUNDS: Final[Mapping[str, BoundFunction]] = {
     "sampling.weigh": sampling.weigh,
     "sampling.log_probabilities": sampling.log_probabilities,
     "sampling.raw_log_probabilities": sampling.log_probabilities,
+    "drafting.attend": drafting.attend,
+    "drafting.propose": drafting.propose,
 }
 
 

@@ -62,14 +62,26 @@ def keys_of_row(call: OpCall, step: StepLayout, row: int) -> torch.Tensor:
 
 
 def _row_bound(call: OpCall, options: OpOptions, step: StepLayout, row: int, output_HC: torch.Tensor) -> torch.Tensor:
-    query_HC = call.tensor("query_THC")[row].to(torch.float64)
-    keys_nC = keys_of_row(call, step, row)
-    dtype = call.tensor("query_THC").dtype
+    query_HC, keys_nC = call.tensor("query_THC")[row], keys_of_row(call, step, row)
+    return bound_over_keys(call.op, query_HC, keys_nC, call.tensor("sinks_H"), options, output_HC)
+
+
+def bound_over_keys(
+    op: str,
+    query_HC: torch.Tensor,
+    keys_nC: torch.Tensor,
+    sinks_H: torch.Tensor,
+    options: OpOptions,
+    output_HC: torch.Tensor,
+) -> torch.Tensor:
+    """Return the bound [H, C] of one row over its keys, given its exact output."""
+    dtype = query_HC.dtype
+    query_HC = query_HC.to(torch.float64)
     width, count = query_HC.shape[1], keys_nC.shape[0]
-    score_factors = tol(call.op, dtype, width)
+    score_factors = tol(op, dtype, width)
     scale = width**-0.5
     score_Hn = (query_HC @ keys_nC.T) * scale
-    sink_H1 = call.tensor("sinks_H").to(torch.float64).unsqueeze(1)
+    sink_H1 = sinks_H.to(torch.float64).unsqueeze(1)
     if count == 0:
         return torch.full_like(output_HC, score_factors.floor)
     terms_Hn = (query_HC.abs() @ keys_nC.abs().T) * scale

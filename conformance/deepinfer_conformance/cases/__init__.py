@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from deepinfer_conformance.case import Specimen
-from deepinfer_conformance.cases import codec, experts, linear, memory, mixing, moves, norm, paged, sampling
+from deepinfer_conformance.cases import codec, drafting, experts, linear, memory, mixing, moves, norm, paged, sampling
 
-_MODULES = (linear, norm, codec, paged, mixing, memory, experts, sampling, moves)
+_MODULES = (linear, norm, codec, paged, mixing, memory, experts, sampling, moves, drafting)
 
 
 def all_specimens(seed: int) -> Iterator[Specimen]:

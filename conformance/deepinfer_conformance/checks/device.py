@@ -13,6 +13,7 @@ from deepinfer.accelerator import (
     AcceleratorDriver,
     LinearShape,
     OpOptions,
+    RankPlace,
     Repeatability,
     all_op_names,
 )
@@ -23,6 +24,7 @@ from deepinfer_conformance.outcomes import Finding
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.int8, torch.bool)
 SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (7,), (3, 0, 2), (5, 33), (2, 3, 4, 5))
+NOWHERE = "127.0.0.1:1"
 PROVED_SHAPES = (LinearShape(64, 96, torch.float32), LinearShape(96, 24, torch.bfloat16))
 
 
@@ -115,8 +117,11 @@ def unclaimed(bench: Bench, case: Case) -> Sequence[Finding]:
         problems += _unless_refused("new_graph()", driver.new_graph)
     if not said.collectives:
         problems += _unless_refused("collectives(2)", lambda: driver.collectives(2))
+        problems += _unless_refused("join_group of 2 ranks", lambda: driver.join_group(RankPlace(0, 2, NOWHERE, 1.0)))
     if driver.collectives(1).world_size != 1:
         problems.append("collectives(1) is no group of one rank")
+    if driver.join_group(RankPlace(0, 1, NOWHERE)).world_size != 1:
+        problems.append("join_group of one rank is no group of one rank")
     try:
         driver.set_determinism(Repeatability.SPECULATION_INVARIANT, PROVED_SHAPES)
         if min((claim.repeatability for claim in said.ops.values()), default=0) < Repeatability.SPECULATION_INVARIANT:

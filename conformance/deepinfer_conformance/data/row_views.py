@@ -21,6 +21,11 @@ _LETTERS: Final = {
     "sampling.draw": "B",
     "sampling.uniforms": "B",
     "sampling.log_probabilities": "B",
+    "drafting.attend": "R",
+    "drafting.propose": "B",
+    "drafting.guess": "B",
+    "drafting.verify": "R",
+    "drafting.match": "R",
 }
 _WITHOUT_SUFFIX: Final = {"norm.rotary": ("x",)}
 

@@ -28,7 +28,7 @@ from deepinfer_conformance.case import Case
 from deepinfer_conformance.data.call import mapped, tensors
 from deepinfer_conformance.drivers import Calls, Fault, FaultKind, FaultyDriver
 from deepinfer_conformance.mutants import rank_mutants
-from deepinfer_conformance.mutants.hosts import GraphDriver, RankedDriver, RecordedGraph
+from deepinfer_conformance.mutants.hosts import GraphDriver, RecordedGraph
 from deepinfer_conformance.mutants.numeric import late_bit, value_faults
 from deepinfer_conformance.mutants.rewiring import OpFunction, RewiredDriver
 
@@ -215,11 +215,10 @@ def _too_much_memory(_: AcceleratorDriver) -> Any:
     return lambda: MemoryInfo(total_bytes=2**30, free_bytes=2**31)
 
 
-def _ranks(driver: type[RankedDriver], least: int = 2) -> Make:
-    return lambda bench, case: [driver()] if int(str(case.facts["ranks"])) >= least else []
+def _ranks(*drivers: type[AcceleratorDriver], least: int = 2) -> Make:
+    return lambda bench, case: [each() for each in drivers] if int(str(case.facts["ranks"])) >= least else []
 
 
-_RANKED: Final = RankedDriver
 _LATE_BIT = Mutant("one bit of one row flips from the second call on", _faulty(late_bit))
 _STALE_STORE = Fault(op="codec.store_window", kind=FaultKind.STALE, calls=Calls(first=60, every=5))
 
@@ -247,13 +246,20 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "L2/rows_at_once": _LATE_BIT,
     "L2/step_threads": _LATE_BIT,
     "L2/parts": Mutant("one of the parts differs by a bit", _late_part),
-    "L3/all_reduce": Mutant("adds in the opposite order", _ranks(rank_mutants.BackwardsDriver, 3), _RANKED),
-    "L3/all_gather": Mutant("stacks one rank late", _ranks(rank_mutants.OneRankLateDriver), _RANKED),
-    "L3/all_to_all": Mutant("returns rows in the wrong order", _ranks(rank_mutants.SwappedRowsDriver), _RANKED),
-    "L3/broadcast": Mutant("always sends from rank 0", _ranks(rank_mutants.AlwaysFromZeroDriver), _RANKED),
-    "L3/barrier": Mutant("does not wait", _ranks(rank_mutants.ImpatientDriver), _RANKED),
-    "L3/dtypes": Mutant("returns everything in float32", _ranks(rank_mutants.WidenedDriver), _RANKED),
-    "L3/dead_rank": Mutant("does not notice a dead rank", _ranks(rank_mutants.AloneDriver), _RANKED),
+    "L3/all_reduce": Mutant("adds in the opposite order", _ranks(rank_mutants.BackwardsDriver, least=3)),
+    "L3/all_gather": Mutant("stacks one rank late", _ranks(rank_mutants.OneRankLateDriver)),
+    "L3/all_to_all": Mutant("returns rows in the wrong order", _ranks(rank_mutants.SwappedRowsDriver)),
+    "L3/broadcast": Mutant("always sends from rank 0", _ranks(rank_mutants.AlwaysFromZeroDriver)),
+    "L3/barrier": Mutant("does not wait", _ranks(rank_mutants.ImpatientDriver)),
+    "L3/dtypes": Mutant(
+        "returns everything in float32, or bytes that are not the same",
+        _ranks(rank_mutants.WidenedDriver, rank_mutants.LossyDriver),
+    ),
+    "L3/dead_rank": Mutant(
+        "does not notice a dead rank, or blames another", _ranks(rank_mutants.AloneDriver, rank_mutants.MistakenDriver)
+    ),
+    "L3/silent_rank": Mutant("waits three times as long as it may", _ranks(rank_mutants.PatientDriver)),
+    "L3/absent_rank": Mutant("says that somebody is missing, and not who", _ranks(rank_mutants.NamelessDriver)),
     "L4/order": Mutant("events are never done", _part("new_stream", _lost_events)),
     "L4/graph": Mutant("a replay runs nothing", _stale_graphs, GraphDriver),
     "L5/logits": Mutant(

@@ -1,4 +1,4 @@
-"""Drivers on which checks can be shown that cpu_ref does not claim: ranks over Gloo, recorded graphs."""
+"""Drivers on which checks can be shown that cpu_ref does not claim: recorded graphs."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from deepinfer.accelerator import (
     LinearShape,
     MemoryInfo,
     OpOptions,
+    RankPlace,
     Repeatability,
-    SoloCollectives,
     registry,
 )
 from deepinfer.accelerator.ops import OpGroup
 from deepinfer.accelerator.plan import REFERENCE
-from deepinfer_conformance.ranks.gloo import GlooCollectives
 
 
 class Borrowed(AcceleratorDriver):
     """The reference under another name, for subclasses that change one thing of it."""
 
     name: ClassVar[str] = "borrowed"
-    interface_version: ClassVar[tuple[int, int]] = (1, 0)
+    interface_version: ClassVar[tuple[int, int]] = (1, 1)
     version: ClassVar[str] = "1.0"
 
     def __init__(self) -> None:
@@ -59,21 +58,13 @@ class Borrowed(AcceleratorDriver):
         """Return the reference's."""
         return self.inner.op_groups(options)
 
+    def join_group(self, place: RankPlace) -> Collectives:
+        """Join as the reference does."""
+        return self.inner.join_group(place)
+
     def set_determinism(self, level: Repeatability, shapes: Sequence[LinearShape]) -> None:
         """Let the reference prove it."""
         self.inner.set_determinism(level, shapes)
-
-
-class RankedDriver(Borrowed):
-    """The reference with ranks over Gloo."""
-
-    def capabilities(self) -> Capabilities:
-        """Claim Gloo as well."""
-        return dataclasses.replace(self.inner.capabilities(), collectives=("gloo",))
-
-    def collectives(self, world_size: int) -> Collectives:
-        """Join the launcher's group."""
-        return SoloCollectives() if world_size == 1 else GlooCollectives(world_size)
 
 
 class GraphDriver(Borrowed):

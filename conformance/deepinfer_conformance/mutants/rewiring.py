@@ -17,6 +17,7 @@ from deepinfer.accelerator import (
     LinearShape,
     MemoryInfo,
     OpOptions,
+    RankPlace,
     Repeatability,
     Stream,
     registry,
@@ -33,7 +34,7 @@ class RewiredDriver(AcceleratorDriver):
     """Another driver, rewired."""
 
     name: ClassVar[str] = "rewired"
-    interface_version: ClassVar[tuple[int, int]] = (1, 0)
+    interface_version: ClassVar[tuple[int, int]] = (1, 1)
     version: ClassVar[str] = "1.0"
 
     def __init__(
@@ -92,6 +93,10 @@ class RewiredDriver(AcceleratorDriver):
     def collectives(self, world_size: int) -> Collectives:
         """Return the wrapped driver's."""
         return self._part("collectives")(world_size)  # type: ignore[no-any-return]
+
+    def join_group(self, place: RankPlace) -> Collectives:
+        """Join as the wrapped driver does."""
+        return self._part("join_group")(place)  # type: ignore[no-any-return]
 
     def set_determinism(self, level: Repeatability, shapes: Sequence[LinearShape]) -> None:
         """Prove as the wrapped driver does."""

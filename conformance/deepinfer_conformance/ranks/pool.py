@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import multiprocessing
 import os
@@ -14,9 +15,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from deepinfer.accelerator import AcceleratorDriver
+from deepinfer.accelerator import AcceleratorDriver, RankPlace
 
 START_TIMEOUT_S = 60.0
+_ANSWER_TIMEOUT_S = 30.0
+_BEGIN = "begin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class RankReport:
         rank: its number.
         problems: what it found wrong, in words.
         died: exit status of a rank that ended without an answer, else None.
-        seconds: from the start of the exchange to its answer.
+        seconds: from the word to begin, which comes when every rank has its driver, to its answer.
     """
 
     rank: int
@@ -41,24 +44,34 @@ def maker_of(driver: AcceleratorDriver) -> str:
     return f"{type(driver).__module__}:{type(driver).__qualname__}"
 
 
-def run_ranks(maker: str, world: int, check: str, *, deadline_s: float = 90.0) -> list[RankReport]:
-    """Run one exchange on a fresh group of ``world`` ranks and return a report a rank."""
+def run_ranks(maker: str, world: int, check: str, *, deadline_s: float) -> list[RankReport]:
+    """Run one exchange on a fresh group of ``world`` ranks and return a report a rank.
+
+    Ranks begin together once each has its driver, so that the group's deadline measures the group and not the start of
+    processes. A rank that has answered stays alive until all have.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", "deepinfer_conformance.ranks.exchanges"])
     with tempfile.TemporaryDirectory() as folder:
-        port = _free_port()
+        address = f"127.0.0.1:{_free_port()}"
         pipes: list[Connection] = []
         processes = []
         for rank in range(world):
             ours, theirs = context.Pipe()
-            arguments = (rank, world, maker, check, port, folder, theirs)
+            place = RankPlace(rank, world, address, deadline_s)
+            arguments = (place, maker, check, folder, theirs)
             process = context.Process(target=_serve, args=arguments, name=f"rank {rank}", daemon=True)
             process.start()
             theirs.close()
             pipes.append(ours)
             processes.append(process)
         try:
-            return _collect(pipes, processes, START_TIMEOUT_S + deadline_s)
+            started = _collect(pipes, processes, START_TIMEOUT_S)
+            if any(report.problems or report.died is not None for report in started):
+                return started
+            for pipe in pipes:
+                pipe.send(_BEGIN)
+            return _collect(pipes, processes, deadline_s + _ANSWER_TIMEOUT_S)
         finally:
             for process in processes:
                 if process.is_alive():
@@ -69,6 +82,7 @@ def run_ranks(maker: str, world: int, check: str, *, deadline_s: float = 90.0) -
 
 
 def _collect(pipes: Sequence[Connection], processes: Sequence[Any], limit_s: float) -> list[RankReport]:
+    """Return one message of every rank, or what became of it."""
     begun = time.monotonic()
     reports: dict[int, RankReport] = {}
     while len(reports) < len(pipes) and time.monotonic() - begun < limit_s:
@@ -89,33 +103,33 @@ def _collect(pipes: Sequence[Connection], processes: Sequence[Any], limit_s: flo
     return [reports[rank] for rank in range(len(pipes))]
 
 
-def _serve(rank: int, world: int, maker: str, check: str, port: int, folder: str, pipe: Connection) -> None:
+def _serve(place: RankPlace, maker: str, check: str, folder: str, pipe: Connection) -> None:
     os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(world),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
+        RANK=str(place.rank),
+        LOCAL_RANK=str(place.rank),
+        WORLD_SIZE=str(place.world_size),
+        MASTER_ADDR=place.host,
+        MASTER_PORT=str(place.port),
         GLOO_SOCKET_IFNAME="lo",
     )
     import torch
 
-    from deepinfer_conformance.ranks.exchanges import EXCHANGES
+    from deepinfer_conformance.ranks.exchanges import ACTS, Seat
 
     torch.set_num_threads(1)
     try:
         module, _, name = maker.partition(":")
         driver: AcceleratorDriver = getattr(importlib.import_module(module), name)()
-        group = driver.collectives(world)
-        problems = []
-        if (group.rank, group.world_size) != (rank, world):
-            problems.append(f"the group says rank {group.rank} of {group.world_size}, the launcher {rank} of {world}")
-        problems += EXCHANGES[check](group, driver.device, Path(folder))
+        pipe.send([])
+        pipe.recv()
+        seat = Seat(driver, place, Path(folder))
+        problems = ACTS[check](seat)
     except Exception as error:  # noqa: BLE001 - a rank's error is its report
         problems = [f"{type(error).__name__}: {error}"]
     pipe.send(problems)
+    with contextlib.suppress(EOFError):
+        pipe.recv()
     # No orderly end of the group: after a dead rank there is none, and the answer is out.
-    pipe.close()
     os._exit(0)
 
 

@@ -38,6 +38,7 @@ def main() -> int:
         bench = start(str(order["driver"]))
         waivers = parse_waivers(str(order["waivers"]), "waivers")
         cases = {case.id: case for case in catalogue(int(order["seed"]), parse_profile(str(order["profile"])))}
+        facts = driver_facts(bench.driver)
     except DeepInferError as error:
         _say(answers, {"fatal": f"{error}", "kind": type(error).__name__})
         return 1
@@ -45,7 +46,7 @@ def main() -> int:
         message = f"driver {order['driver']!r} failed to start: {type(error).__name__}: {error}"
         _say(answers, {"fatal": message, "kind": type(error).__name__})
         return 1
-    _say(answers, {"ready": driver_facts(bench.driver)})
+    _say(answers, {"ready": facts})
     _serve(bench, cases, waivers, answers)
     return 0
 

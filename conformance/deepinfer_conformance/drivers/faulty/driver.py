@@ -11,7 +11,7 @@ import torch
 
 from deepinfer.accelerator import registry
 from deepinfer.accelerator.capabilities import Capabilities, Repeatability
-from deepinfer.accelerator.collectives import Collectives
+from deepinfer.accelerator.collectives import Collectives, RankPlace
 from deepinfer.accelerator.interface import (
     AcceleratorDriver,
     Availability,
@@ -39,7 +39,7 @@ class FaultyDriver(AcceleratorDriver):
     """
 
     name: ClassVar[str] = "faulty"
-    interface_version: ClassVar[tuple[int, int]] = (1, 0)
+    interface_version: ClassVar[tuple[int, int]] = (1, 1)
     version: ClassVar[str] = "1.0"
 
     def __init__(
@@ -123,6 +123,10 @@ class FaultyDriver(AcceleratorDriver):
     def collectives(self, world_size: int) -> Collectives:
         """Return the wrapped driver's group."""
         return self.wrapped.collectives(world_size)
+
+    def join_group(self, place: RankPlace) -> Collectives:
+        """Join as the wrapped driver does."""
+        return self.wrapped.join_group(place)
 
     def set_determinism(self, level: Repeatability, shapes: Sequence[LinearShape]) -> None:
         """Let the wrapped driver prove or refuse."""

@@ -11,6 +11,7 @@ from deepinfer.accelerator.capabilities import Capabilities
 from deepinfer.accelerator.interface import OpOptions
 from deepinfer.accelerator.ops.base import OpGroup
 from deepinfer_conformance.drivers.host import HostDriver, OptionedGroup, claims_of
+from deepinfer_conformance.drivers.null.drafting import NullDrafting
 from deepinfer_conformance.drivers.null.layers import (
     NullExperts,
     NullLinear,
@@ -43,6 +44,7 @@ _GROUPS: Mapping[str, type[OptionedGroup]] = {
         NullSampling,
         NullPlumbing,
         NullMoves,
+        NullDrafting,
     )
 }
 _DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16})
@@ -57,7 +59,7 @@ class NullDriver(HostDriver):
     """
 
     name: ClassVar[str] = "null"
-    interface_version: ClassVar[tuple[int, int]] = (1, 0)
+    interface_version: ClassVar[tuple[int, int]] = (1, 1)
     version: ClassVar[str] = "1.0"
 
     def capabilities(self) -> Capabilities:

@@ -10,10 +10,12 @@ import torch
 from deepinfer.accelerator.capabilities import Capabilities
 from deepinfer.accelerator.interface import OpOptions
 from deepinfer.accelerator.ops.base import OpGroup
+from deepinfer.accelerator.ops.drafting import DraftingOps
 from deepinfer.accelerator.ops.moves import MoveOps
 from deepinfer.accelerator.ops.plumbing import PlumbingOps
 from deepinfer.accelerator.ops.sampling import SamplingOps
 from deepinfer_conformance.drivers.host import DEFAULT_MEMORY_BYTES, HostDriver, claims_of
+from deepinfer_conformance.drivers.oracle.drafting import OracleDrafting
 from deepinfer_conformance.drivers.oracle.hashing import TokenRule
 from deepinfer_conformance.drivers.oracle.history import OracleHistory
 from deepinfer_conformance.drivers.oracle.model import OracleModel
@@ -39,10 +41,16 @@ _CLAIMED: Mapping[str, type[OpGroup]] = {
         OracleMixing,
         OracleMemory,
         OracleExperts,
+        OracleDrafting,
     )
 }
 # The reference's own: what they decide (addresses, copies, draws) is under test together with the engine.
-_FALLBACKS = tuple(f"{group.group}.{op}" for group in (SamplingOps, PlumbingOps, MoveOps) for op in group.op_names())
+_FALLBACKS = tuple(
+    f"{group.group}.{op}"
+    for group in (SamplingOps, PlumbingOps, MoveOps, DraftingOps)
+    for op in group.op_names()
+    if op not in OracleDrafting.implemented() or group is not DraftingOps
+)
 # 24-bit integers travel in activations: bfloat16 cannot hold them.
 _DTYPES = frozenset({torch.float32, torch.float64})
 
@@ -55,7 +63,7 @@ class OracleDriver(HostDriver):
     """
 
     name: ClassVar[str] = "oracle"
-    interface_version: ClassVar[tuple[int, int]] = (1, 0)
+    interface_version: ClassVar[tuple[int, int]] = (1, 1)
     version: ClassVar[str] = "1.0"
 
     def __init__(self, *, end_one_in: int = 0, end_token_id: int = 1, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> None:
@@ -74,7 +82,7 @@ class OracleDriver(HostDriver):
         return OracleHistory(config, config.vocab_size, rule=self.rule, token_map=token_map)
 
     def capabilities(self) -> Capabilities:
-        """Claim the model's ops; sampling, plumbing and moves run on the reference."""
+        """Claim the model's ops; sampling, verification, plumbing and moves run on the reference."""
         return claims_of(_CLAIMED, _DTYPES, declared_fallbacks=_FALLBACKS)
 
     def op_groups(self, options: OpOptions) -> Mapping[str, OpGroup]:
@@ -89,5 +97,6 @@ class OracleDriver(HostDriver):
             OracleMixing(options),
             OracleMemory(options),
             OracleExperts(options),
+            OracleDrafting(options),
         )
         return {group.group: group for group in groups}
