@@ -5,20 +5,30 @@ An independent implementation; it is not the distribution named ``deepinfer`` on
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from deepinfer.engine.outputs import CompletionOutput, RequestOutput
     from deepinfer.llm import LLM
+    from deepinfer.sampling.grammar.specification import StructuredOutputs
     from deepinfer.sampling.params import SamplingParams
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+# torch imports every installed backend when it is imported itself, and torch_npu fails there where CANN is missing:
+# then `import torch` fails in every process. The Ascend driver imports torch_npu when it is asked for, so that nobody
+# needs this. A value that the user has set stays; where torch was imported first, its own error names the variable.
+if "torch" not in sys.modules:
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "StructuredOutputs", "__version__"]
 
 _HOMES = {
     "LLM": "deepinfer.llm",
     "SamplingParams": "deepinfer.sampling.params",
+    "StructuredOutputs": "deepinfer.sampling.grammar.specification",
     "RequestOutput": "deepinfer.engine.outputs",
     "CompletionOutput": "deepinfer.engine.outputs",
 }

@@ -65,6 +65,10 @@ class LLM:
         """The engine underneath, for driving it step by step."""
         return self._engine
 
+    def close(self) -> None:
+        """End the processes that the engine started, the compiler of structured output; it can be used again."""
+        self._engine.close()
+
     def get_tokenizer(self) -> Tokenizer | None:
         """Return the model's tokenizer, or None when its directory has none."""
         return self._engine.tokenizer

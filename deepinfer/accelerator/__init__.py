@@ -3,7 +3,7 @@
 from deepinfer.accelerator.batch import StepKind, StepLayout
 from deepinfer.accelerator.caches import EntryCache, IndexCache, PendingCache, WindowCache
 from deepinfer.accelerator.capabilities import Capabilities, KvCacheDtype, Numerics, OpCapability, Repeatability
-from deepinfer.accelerator.collectives import Collectives, SoloCollectives
+from deepinfer.accelerator.collectives import Collectives, LostRanksError, RankPlace, SoloCollectives
 from deepinfer.accelerator.interface import (
     INTERFACE_VERSION,
     AcceleratorDriver,
@@ -17,7 +17,7 @@ from deepinfer.accelerator.interface import (
     Reason,
     Stream,
 )
-from deepinfer.accelerator.ops import OP_GROUPS, Ops, all_op_names
+from deepinfer.accelerator.ops import OP_GROUPS, Feature, Ops, all_op_names, needed_op_names
 from deepinfer.accelerator.plan import Plan, PlanRow, make_plan
 from deepinfer.accelerator.weights import PreparedWeight, StoredExpert, StoredWeight
 
@@ -30,11 +30,13 @@ __all__ = [
     "Collectives",
     "EntryCache",
     "Event",
+    "Feature",
     "Graph",
     "ImmediateStream",
     "IndexCache",
     "KvCacheDtype",
     "LinearShape",
+    "LostRanksError",
     "MemoryInfo",
     "Numerics",
     "OpCapability",
@@ -44,6 +46,7 @@ __all__ = [
     "Plan",
     "PlanRow",
     "PreparedWeight",
+    "RankPlace",
     "Reason",
     "Repeatability",
     "SoloCollectives",
@@ -55,4 +58,5 @@ __all__ = [
     "WindowCache",
     "all_op_names",
     "make_plan",
+    "needed_op_names",
 ]

@@ -7,13 +7,13 @@ list. A fallback to the reference happens only for ops that the user or the driv
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
 from deepinfer.accelerator.capabilities import OpCapability, Repeatability
 from deepinfer.accelerator.interface import AcceleratorDriver, OpOptions
-from deepinfer.accelerator.ops import OP_GROUPS, OpGroup, Ops, all_op_names
+from deepinfer.accelerator.ops import OP_GROUPS, Feature, OpGroup, Ops, all_op_names, needed_op_names
 from deepinfer.errors import PlanError
 
 REFERENCE = "cpu_ref"
@@ -55,14 +55,17 @@ class Plan:
     Attributes:
         driver: name of the chosen driver.
         options: what the ops were built for.
-        rows: one per op of the contract, in declared order.
-        ops: the ops, ready to call.
+        rows: one per op of the contract, in declared order; ops of a feature that was not asked for and that nobody
+            serves are left out.
+        ops: the ops, ready to call; what is left out refuses to be called.
+        features: what was asked for beyond the text model.
     """
 
     driver: str
     options: OpOptions
     rows: tuple[PlanRow, ...]
     ops: Ops
+    features: tuple[Feature, ...] = ()
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
@@ -83,6 +86,7 @@ class Plan:
             "kv_cache_dtype": self.options.kv_cache_dtype,
             "batch_invariant": self.options.batch_invariant,
             "repeatability": f"R{int(self.repeatability)}",
+            "features": list(self.features),
             "ops": [row.as_json() for row in self.rows],
         }
 
@@ -93,14 +97,18 @@ def make_plan(
     *,
     allow_fallback: Iterable[str] = (),
     reference: AcceleratorDriver | None = None,
+    features: Collection[Feature] = (),
 ) -> Plan:
-    """Choose an implementation for every op of the contract, or raise PlanError with every reason.
+    """Choose an implementation for every op that is needed, or raise PlanError with every reason.
+
+    Ops of a feature that is not asked for are bound where the driver has them or they were named to fall back.
 
     Args:
         driver: the chosen driver, already known to be available.
         options: how ops are to compute.
         allow_fallback: op identifiers that the user lets run on the reference.
         reference: the cpu_ref driver; needed when anything is to fall back.
+        features: what is asked for beyond the text model.
     """
     allowed = frozenset(allow_fallback)
     problems = _unknown_names("DEEPINFER_ALLOW_FALLBACK", allowed)
@@ -108,7 +116,8 @@ def make_plan(
     problems += _unknown_names(f"declared_fallbacks of driver {driver.name!r}", declared)
 
     refusals = _refusals(driver, options)
-    falling = set(refusals)
+    absent = set(refusals) - set(needed_op_names(features)) - allowed - declared
+    falling = set(refusals) - absent
     for group_type in OP_GROUPS:
         for names in group_type.bound_together:
             identifiers = [f"{group_type.group}.{name}" for name in names]
@@ -120,7 +129,7 @@ def make_plan(
         if identifier not in allowed | declared:
             problems.append(
                 f"{identifier}: {refusals[identifier]}. Name it in DEEPINFER_ALLOW_FALLBACK to run it on {REFERENCE}, "
-                f"or choose another accelerator"
+                f"or choose another accelerator{_or_without(identifier)}"
             )
     if falling and reference is None and not problems:
         problems.append(f"{len(falling)} ops fall back to {REFERENCE}, but the reference driver was not given")
@@ -135,7 +144,12 @@ def make_plan(
     if problems:
         raise PlanError(f"plan for accelerator {driver.name!r}", problems)
 
-    return _bind(driver, reference, options, refusals)
+    return _bind(driver, reference, options, refusals, absent, tuple(dict.fromkeys(features)))
+
+
+def _or_without(identifier: str) -> str:
+    feature = next(group.feature for group in OP_GROUPS if group.group == identifier.partition(".")[0])
+    return "" if feature is None else f", or run without {feature}"
 
 
 def _unknown_names(source: str, names: Iterable[str]) -> list[str]:
@@ -188,7 +202,12 @@ def _refusal(driver: AcceleratorDriver, options: OpOptions, claim: OpCapability 
 
 
 def _bind(
-    driver: AcceleratorDriver, reference: AcceleratorDriver | None, options: OpOptions, refusals: Mapping[str, str]
+    driver: AcceleratorDriver,
+    reference: AcceleratorDriver | None,
+    options: OpOptions,
+    refusals: Mapping[str, str],
+    absent: Collection[str],
+    features: tuple[Feature, ...],
 ) -> Plan:
     own = driver.op_groups(options)
     spare = reference.op_groups(options) if reference is not None and refusals else {}
@@ -198,6 +217,8 @@ def _bind(
         sources: dict[str, OpGroup] = {}
         for name in group_type.op_names():
             identifier = f"{group_type.group}.{name}"
+            if identifier in absent:
+                continue
             if identifier in refusals and reference is not None:
                 claim = reference.capabilities().ops[identifier]
                 sources[name] = spare[group_type.group]
@@ -210,7 +231,7 @@ def _bind(
         bound[group_type.group] = _compose(group_type, sources)
     # Each value is an instance of the group class that its key names: OP_GROUPS and the fields of Ops are one list.
     ops = Ops(**cast("dict[str, object]", bound))  # type: ignore[arg-type]
-    return Plan(driver.name, options, tuple(rows), ops)
+    return Plan(driver.name, options, tuple(rows), ops, features)
 
 
 def _in_force(claim: OpCapability, options: OpOptions) -> Repeatability:
@@ -221,7 +242,7 @@ def _in_force(claim: OpCapability, options: OpOptions) -> Repeatability:
 def _compose(group_type: type[OpGroup], sources: Mapping[str, OpGroup]) -> OpGroup:
     """Return one group whose ops come from ``sources``; the driver's own object when all come from it."""
     distinct = {id(source): source for source in sources.values()}
-    if len(distinct) == 1:
+    if len(distinct) == 1 and len(sources) == len(group_type.op_names()):
         return next(iter(distinct.values()))
     members = {name: staticmethod(getattr(source, name)) for name, source in sources.items()}
     composed: OpGroup = type(f"Planned{group_type.__name__}", (group_type,), members)()

@@ -112,6 +112,8 @@ class AdmissionRules:
         problems += params.problems(self.config.vocab_size)
         if params.stop and not self.has_tokenizer:
             problems.append("stop strings need text, but the model has no tokenizer.json; use stop_token_ids")
+        if params.structured_outputs is not None and not self.has_tokenizer:
+            problems.append("structured_outputs need text, but the model has no tokenizer.json")
         if self.makes_one_token and params.max_tokens > 1:
             problems.append(
                 f"max_tokens is {params.max_tokens}; an engine of type 'prompt' makes the first token and cannot hand "

@@ -6,11 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from deepinfer.engine.admission import Submission
 from deepinfer.engine.growing import Prefix
 from deepinfer.engine.outputs import CompletionOutput, FinishReason, RequestOutput
 from deepinfer.engine.worker import RowExtras
 from deepinfer.model.config import ModelConfig
+from deepinfer.sampling.grammar import GrammarProgress
+from deepinfer.sampling.grammar.library import GrammarError
 from deepinfer.sampling.limits import SamplingLimits
 from deepinfer.sampling.request import RequestSampling
 from deepinfer.sampling.streams import sibling_seed
@@ -36,6 +41,8 @@ class Answer:
         log_probabilities: one entry per emitted token, if asked for.
         found_stop: the stop string that its text has reached.
         terminal: how it ended.
+        progress: its place in the form that it must have; None without a form, or while the form is compiled.
+        form_failure: why the form cannot be kept any longer; empty while it can.
     """
 
     request_id: str
@@ -49,6 +56,8 @@ class Answer:
     log_probabilities: list[Mapping[int, float]] = field(default_factory=list)
     found_stop: str | None = None
     terminal: TerminalRecord | None = None
+    progress: GrammarProgress | None = None
+    form_failure: str = ""
     _output: CompletionOutput | None = None
 
     @property
@@ -56,12 +65,29 @@ class Answer:
         """True once its terminal record is known."""
         return self.terminal is not None
 
+    def allowed_tokens(self) -> NDArray[np.int32] | None:
+        """Return the tokens that may come next, int32 [W] with bit t for token t; None where every token may."""
+        if self.progress is None:
+            return None
+        allowed_1W = np.empty((1, -(-self.sampling.vocab_size // 32)), np.int32)
+        try:
+            self.progress.fill(allowed_1W)
+        except RuntimeError as error:  # the library's; this answer alone ends
+            self.form_failure = f"structured_outputs: {error}"
+            return None
+        return allowed_1W.reshape(-1)
+
     def append(self, token_id: int, log_probabilities: Mapping[int, float] | None, *, ended_by_token: bool) -> None:
         """Take an emitted token; ``ended_by_token`` says that it was an end token or a stop id."""
         self._output = None
         if log_probabilities is not None:
             self.log_probabilities.append(log_probabilities)
         self.token_ids.append(token_id)
+        if self.progress is not None:
+            try:
+                self.progress.commit(token_id)
+            except (GrammarError, RuntimeError) as error:
+                self.form_failure = f"structured_outputs: {error}"
         params = self.sampling.params
         if self.text is not None and (not ended_by_token or params.include_stop_str_in_output):
             may_stop = not ended_by_token and len(self.token_ids) >= params.min_tokens
@@ -74,18 +100,16 @@ class Answer:
         if self.text is not None and self.found_stop is None:
             self.text.finish()
 
-    def abort(self, text: str) -> None:
-        """End it without the scheduler, which no longer knows it."""
-        self.finish(
-            TerminalRecord(
-                request_id=self.sequence_id,
-                status=Status.FINISHED_ABORTED,
-                stop_reason=None,
-                text=text,
-                num_prompt_tokens=0,
-                output_token_ids=tuple(self.token_ids),
-                preemptions=0,
-            )
+    def end_unscheduled(self, status: Status, text: str) -> TerminalRecord:
+        """Return the terminal record of an answer that the scheduler does not know, or no longer knows."""
+        return TerminalRecord(
+            request_id=self.sequence_id,
+            status=status,
+            stop_reason=None,
+            text=text,
+            num_prompt_tokens=0,
+            output_token_ids=tuple(self.token_ids),
+            preemptions=0,
         )
 
     def output(self) -> CompletionOutput:

@@ -9,22 +9,23 @@ from contextlib import contextmanager
 import torch
 
 from deepinfer.accelerator import Plan
-from deepinfer.accelerator.ops.sampling import RowStatus
 from deepinfer.engine.admission import AdmissionRules, Submission, read_mask, spans_of
 from deepinfer.engine.answers import Answer, Request, sequence_ids
+from deepinfer.engine.forms import WaitingForms
 from deepinfer.engine.memory import PoolPlan
 from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.outputs import EngineStats, RequestOutput, StepRecord
 from deepinfer.engine.request_table import RequestTable
+from deepinfer.engine.row_failures import row_failures
 from deepinfer.engine.worker import LogitsRequest, RowExtras, Worker
-from deepinfer.errors import ArgumentError
+from deepinfer.errors import ArgumentError, InvariantError
 from deepinfer.model.config import ModelConfig
+from deepinfer.sampling.grammar import GrammarCompiler
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.sampling.prompt import PromptLogProbabilities
 from deepinfer.sampling.rows import RowRequest
 from deepinfer.sampling.sampler import SampledRow
 from deepinfer.sampling.streams import random_seed
-from deepinfer.scheduling.commit import RowFailure
 from deepinfer.scheduling.config import SchedulerConfig
 from deepinfer.scheduling.scheduler import Scheduler
 from deepinfer.scheduling.sequence import Sequence as ScheduledSequence
@@ -32,10 +33,7 @@ from deepinfer.scheduling.states import Status
 from deepinfer.scheduling.step import ScheduledStep
 from deepinfer.tokenizer import Tokenizer
 
-_FAILURES = {
-    RowStatus.NAN: "the model's logits hold NaN or +inf; no token can be chosen",
-    RowStatus.EMPTY: "every token is masked; no token can be chosen",
-}
+_LONGEST_WAIT_S = 0.05  # for a form, when nothing else is to be done
 _LOGITS_PARAMS = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, seed=0)
 
 
@@ -80,6 +78,7 @@ class Engine:
             makes_one_token=options.engine_type == "prompt",
         )
         self._table = RequestTable()
+        self._forms = WaitingForms(self._make_compiler, [config.eos_token_id])
         self._seeds = random.Random(options.seed)
         self._last_step: ScheduledStep | None = None
         self._steps = 0
@@ -145,8 +144,12 @@ class Engine:
         problems = self._parent_problems(parent_id, parent)
         history = () if parent is None or problems else parent.history
         submission = Submission.read(child_id, history, params)
-        if submission.params.n != 1 or submission.params.prompt_logprobs is not None:
-            problems.append("a fork takes n=1 and no prompt_logprobs")
+        if (submission.params.n, submission.params.prompt_logprobs, submission.params.structured_outputs) != (
+            1,
+            None,
+            None,
+        ):
+            problems.append("a fork takes n=1, no prompt_logprobs and no structured_outputs")
         problems += self._rules.refusals(submission) if history else submission.params.problems(self.config.vocab_size)
         if parent is None or problems:
             raise ArgumentError(f"fork of {parent_id!r}", problems)
@@ -167,6 +170,9 @@ class Engine:
         if request is None:
             return False
         with self._changing():
+            if request_id in self._forms:
+                self._end_unscheduled(request, Status.FINISHED_ABORTED, "")
+                return True
             ended = [self._scheduler.abort(answer.sequence_id) for answer in request.living()]
         return any(ended)
 
@@ -175,6 +181,7 @@ class Engine:
         self._repair()
         requests = [request for request_id in request_ids if (request := self._table.find(request_id)) is not None]
         with self._changing():
+            self._forms.forget(request.request_id for request in requests)
             for request in requests:
                 for answer in request.living():
                     self._scheduler.abort(answer.sequence_id)
@@ -197,6 +204,7 @@ class Engine:
         """
         self._repair()
         self._is_torn = True
+        self._schedule_prepared()
         self._collect_terminals()
         step = self._last_step = self._scheduler.schedule()
         self._steps += 1
@@ -212,6 +220,8 @@ class Engine:
             self._is_launched = False
         if answers:
             self._commit(step, answers, sampled)
+        else:
+            self._forms.wait(_LONGEST_WAIT_S)
         self._collect_terminals()
         records = self._table.take_records()
         self._is_torn = False
@@ -255,6 +265,13 @@ class Engine:
             raise ArgumentError("logits", [answer.message or f"the request ended with {answer.finish_reason!r}"])
         return torch.cat(collected.rows)
 
+    def close(self) -> None:
+        """End the processes that the engine started; requests that wait for a form are aborted."""
+        self._repair()
+        for request_id in self._forms.request_ids:
+            self.abort_request(request_id)
+        self._forms.close()
+
     # --- what can be seen ---------------------------------------------------------------------------------------
 
     def check_invariants(self) -> None:
@@ -263,7 +280,8 @@ class Engine:
         self._scheduler.check_invariants()
         with self._changing():
             self._collect_terminals()
-        self._table.check_invariants(sequence.request_id for sequence in self._scheduler.roster)
+        scheduled = [sequence.request_id for sequence in self._scheduler.roster]
+        self._table.check_invariants([*scheduled, *self._forms.sequence_ids])
 
     def stats(self) -> EngineStats:
         """Return counts of the engine as it stands."""
@@ -272,7 +290,7 @@ class Engine:
         return EngineStats(
             free_blocks=self._scheduler.free_blocks,
             free_state_slots=self._scheduler.free_state_slots,
-            num_waiting=self._scheduler.num_waiting,
+            num_waiting=self._scheduler.num_waiting + len(self._forms.sequence_ids),
             num_running=self._scheduler.num_running,
             num_unfinished=self._table.num_unfinished,
             usable_blocks=self._pools.num_blocks - 1,
@@ -302,13 +320,36 @@ class Engine:
         ]
         with self._changing():
             self._table.add(request)
+            if sequences and params.structured_outputs is not None:
+                self._forms.hold(request, sequences, params.structured_outputs)
+                return
             for sequence in sequences:
                 self._scheduler.add(sequence)
+
+    def _schedule_prepared(self) -> None:
+        """Hand the requests whose form is compiled to the scheduler; end those whose form cannot be."""
+        for request, sequences, problem in self._forms.take_prepared():
+            if problem:
+                self._end_unscheduled(request, Status.FINISHED_GRAMMAR_FAILED, problem)
+            else:
+                for sequence in sequences:
+                    self._scheduler.add(sequence)
+
+    def _end_unscheduled(self, request: Request, status: Status, text: str) -> None:
+        self._forms.forget([request.request_id])
+        self._table.finish([answer.end_unscheduled(status, text) for answer in request.living()])
+
+    def _make_compiler(self) -> GrammarCompiler:
+        if self.tokenizer is None:
+            raise InvariantError("a form is to be compiled, but there is no tokenizer; admission refuses such requests")
+        return GrammarCompiler(self.tokenizer, self.config.vocab_size, [self.config.eos_token_id])
 
     def _parent_problems(self, parent_id: str, parent: Request | None) -> list[str]:
         if parent is not None and len(parent.answers) > 1:
             return [f"request {parent_id!r} has n={len(parent.answers)} siblings; fork a request with n=1"]
         # The scheduler knows first: the record of a request that has ended may still be due.
+        if parent_id in self._forms:
+            return [f"request {parent_id!r} waits until its form is compiled; fork it once it runs"]
         if parent is None or self._scheduler.find(parent_id) is None:
             return [f"there is no living request {parent_id!r} to fork"]
         return []
@@ -320,18 +361,14 @@ class Engine:
 
     def _execute(self, step: ScheduledStep, answers: Sequence[Answer]) -> list[SampledRow]:
         rows = [
-            RowRequest(answer.sampling, k, answer.token_ids)
-            for answer, k in zip(answers, step.k_R.tolist(), strict=True)
+            RowRequest(answer.sampling, k, answer.token_ids, None if is_partial else answer.allowed_tokens())
+            for answer, k, is_partial in zip(answers, step.k_R.tolist(), step.is_partial_R.tolist(), strict=True)
         ]
         self._worker.copy(step)
         return self._worker.run(step, rows, [answer.extras for answer in answers]) if rows else []
 
     def _commit(self, step: ScheduledStep, answers: Sequence[Answer], sampled: Sequence[SampledRow]) -> None:
-        failures = {
-            number: RowFailure(Status.FINISHED_INVALID, _FAILURES[row.status])
-            for number, row in enumerate(sampled)
-            if row.status != RowStatus.OK and not step.is_partial_R[number]
-        }
+        failures = row_failures(step, answers, sampled)
         commit = self._scheduler.commit(step, [row.token_id for row in sampled], failures)
         stopped = {end.request_id for end in commit.terminals if end.status is Status.FINISHED_STOPPED}
         for number in commit.is_emitted_R.nonzero()[0].tolist():
@@ -339,7 +376,9 @@ class Engine:
             answer.append(row.token_id, row.log_probabilities, ended_by_token=answer.sequence_id in stopped)
             self._emitted_tokens += 1
             self._table.note_growth(answer)
-            if answer.found_stop is not None:
+            if answer.form_failure:
+                self._scheduler.finish(answer.sequence_id, Status.FINISHED_GRAMMAR_FAILED, text=answer.form_failure)
+            elif answer.found_stop is not None:
                 self._scheduler.finish(answer.sequence_id, Status.FINISHED_STOPPED, answer.found_stop)
 
     def _give_up(self, step: ScheduledStep, text: str) -> None:
@@ -366,5 +405,6 @@ class Engine:
         # While a step computes its mark is set, and calls that come from inside find the books in order.
         if self._is_torn and not self._is_launched:
             self._table.abort_all("the engine was interrupted while it kept its books; every request was given up")
+            self._forms.clear()
             self._scheduler = Scheduler(self._scheduler_config)
             self._is_torn = False

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from deepinfer.engine.answers import Answer, Request
 from deepinfer.engine.outputs import RequestOutput
 from deepinfer.errors import DuplicateRequestError, InvariantError
+from deepinfer.scheduling.states import Status
 from deepinfer.scheduling.step import TerminalRecord
 
 
@@ -75,7 +76,7 @@ class RequestTable:
         self._answers.clear()
         for request in self._requests.values():
             for answer in request.living():
-                answer.abort(text)
+                answer.finish(answer.end_unscheduled(Status.FINISHED_ABORTED, text))
             self._due[request.request_id] = request
 
     def take_records(self) -> list[RequestOutput]:

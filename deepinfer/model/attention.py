@@ -1,6 +1,7 @@
 """Attention over the layer's own window and the owner's selected entries in one softmax (model.md section 4).
 
-Legend: T rows, D hidden size, L query rank, H heads, C head width, G output groups, b record bytes.
+Legend: T rows, D hidden size, L query rank, H heads, C head width, G output groups, K and N a group's widths,
+b record bytes.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.ops.attention import LongRange
+from deepinfer.accelerator.ops.norm import RotaryTable
 from deepinfer.accelerator.weights import PreparedWeight
 from deepinfer.model.config import ModelConfig
 from deepinfer.model.forward_pass import ForwardPass
@@ -23,6 +26,7 @@ from deepinfer.model.long_range import (
 )
 from deepinfer.model.roles import LayerRole
 from deepinfer.model.weight_reader import WeightReader
+from deepinfer.numerics import RecordFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +84,16 @@ def attention(x_TD: Tensor, weights: AttentionWeights, role: LayerRole, run: For
     own records, the ring still holds the positions before the chunk, and is written only afterwards.
     """
     config, ops, step, table = run.config, run.ops, run.step, run.table(role)
-    rows, heads, width = x_TD.shape[0], config.num_attention_heads, config.head_dim
-
     qr_TL = run.rms(ops.linear.dense(x_TD, weights.wq_a), weights.q_norm_L)
-    query_THC = ops.linear.dense(qr_TL, weights.wq_b).view(rows, heads, width)
-    query_THC = ops.norm.rotary(query_THC, table, step.position_T)
+    query_THC = query_of(qr_TL, weights, table, step.position_T, config, ops)
 
-    if weights.compressor is not None:
+    if weights.compressor is not None and role.layer != run.stored_owner:
         store_entries(x_TD, weights.compressor, role, run)
     if weights.indexer is not None:
         run.picks[role.layer] = pick_entries(x_TD, qr_TL, weights.indexer, role, run)
 
     window = run.caches.window(role.layer)
-    key_TC = run.rms(ops.linear.dense(x_TD, weights.wkv), weights.kv_norm_C)
-    records_Tb = ops.codec.encode(ops.norm.rotary(key_TC, table, step.position_T), window.format)
+    records_Tb = window_records(x_TD, weights, table, step.position_T, window.format, config, ops)
 
     if step.kind == "decode":
         ops.codec.store_window(window, records_Tb, run.window_slot_T)
@@ -103,8 +103,40 @@ def attention(x_TD: Tensor, weights: AttentionWeights, role: LayerRole, run: For
     if step.kind == "prefill":
         ops.codec.store_window(window, records_Tb, run.window_slot_T)
 
-    output_THC = ops.norm.rotary(output_THC, table, step.position_T, inverse=True)
-    grouped_TGN = ops.linear.grouped(output_THC.reshape(rows, config.o_groups, -1), weights.wo_a)
+    return project(output_THC, weights, table, step.position_T, config, ops)
+
+
+def query_of(
+    qr_TL: Tensor, weights: AttentionWeights, table: RotaryTable, position_T: Tensor, config: ModelConfig, ops: Ops
+) -> Tensor:
+    """Return the rotated queries [T, H, C] of normed query ranks."""
+    query_TN = ops.linear.dense(qr_TL, weights.wq_b)
+    query_THC = query_TN.view(qr_TL.shape[0], config.num_attention_heads, config.head_dim)
+    return ops.norm.rotary(query_THC, table, position_T)
+
+
+def window_records(
+    x_TD: Tensor,
+    weights: AttentionWeights,
+    table: RotaryTable,
+    position_T: Tensor,
+    record_format: RecordFormat,
+    config: ModelConfig,
+    ops: Ops,
+) -> Tensor:
+    """Return the encoded window records [T, b] of rows: one vector each, key and value at once."""
+    key_TC = ops.norm.rms(ops.linear.dense(x_TD, weights.wkv), weights.kv_norm_C, config.rms_norm_eps)
+    return ops.codec.encode(ops.norm.rotary(key_TC, table, position_T), record_format)
+
+
+def project(
+    output_THC: Tensor, weights: AttentionWeights, table: RotaryTable, position_T: Tensor, config: ModelConfig, ops: Ops
+) -> Tensor:
+    """Rotate what was attended to back by the query's position and return the sublayer's output [T, D]."""
+    output_THC = ops.norm.rotary(output_THC, table, position_T, inverse=True)
+    rows, heads, width = output_THC.shape
+    grouped_TGK = output_THC.reshape(rows, config.o_groups, heads // config.o_groups * width)
+    grouped_TGN = ops.linear.grouped(grouped_TGK, weights.wo_a)
     return ops.linear.dense(grouped_TGN.flatten(1), weights.wo_b)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.ops.experts import RouterWeights
 from deepinfer.accelerator.weights import PreparedWeight
 from deepinfer.model.config import ModelConfig
@@ -44,9 +45,13 @@ def load_feed_forward(reader: WeightReader, config: ModelConfig, role: LayerRole
 
 
 def feed_forward(x_TD: Tensor, weights: FeedForwardWeights, run: ForwardPass) -> Tensor:
-    """Return the sublayer's output [T, D]."""
-    experts, step = run.ops.experts, run.step
-    routing = experts.route(
-        x_TD, weights.router, step.image_T, step.valid_T, weights.top_k, run.config.routed_scaling_factor
-    )
-    return experts.local(x_TD, routing, weights.experts, weights.shared)
+    """Return the sublayer's output [T, D] of a step's rows."""
+    return mixture(x_TD, weights, run.step.image_T, run.step.valid_T, run.config, run.ops)
+
+
+def mixture(
+    x_TD: Tensor, weights: FeedForwardWeights, image_T: Tensor, valid_T: Tensor, config: ModelConfig, ops: Ops
+) -> Tensor:
+    """Return the mixture's output [T, D]; rows that are not valid choose no expert."""
+    routing = ops.experts.route(x_TD, weights.router, image_T, valid_T, weights.top_k, config.routed_scaling_factor)
+    return ops.experts.local(x_TD, routing, weights.experts, weights.shared)

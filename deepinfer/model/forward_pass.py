@@ -62,6 +62,7 @@ class ForwardPass:
         window_slot_T: flat window slot of each row, -1 where the row is not kept.
         entry_places: addresses per compress ratio.
         picks: what the indexer layers have published so far, by layer.
+        stored_owner: the owner layer whose entries of this step were stored ahead of its attention, or None.
     """
 
     config: ModelConfig
@@ -72,6 +73,7 @@ class ForwardPass:
     window_slot_T: Tensor
     entry_places: dict[int, EntryPlaces]
     picks: dict[int, Selection] = field(default_factory=dict)
+    stored_owner: int | None = None
 
     @classmethod
     def begin(

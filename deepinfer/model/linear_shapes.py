@@ -11,8 +11,8 @@ from deepinfer.model.config import ModelConfig
 from deepinfer.model.roles import LayerRole, derive_roles
 
 
-def linear_shapes(config: ModelConfig, options: OpOptions) -> list[LinearShape]:
-    """List every distinct product of the text model in the order of its first use.
+def linear_shapes(config: ModelConfig, options: OpOptions, *, with_drafts: bool = False) -> list[LinearShape]:
+    """List every distinct product of the text model, and of the draft model if asked, in the order of its first use.
 
     A product of a grouped or expert weight is listed once, by the shape of one group or expert.
     """
@@ -21,10 +21,19 @@ def linear_shapes(config: ModelConfig, options: OpOptions) -> list[LinearShape]:
     promoted = torch.float64 if activation == torch.float64 else torch.float32
     shapes: dict[LinearShape, None] = {}
     for role in derive_roles(config):
-        if not role.is_draft:
+        if with_drafts or not role.is_draft:
             shapes.update(dict.fromkeys(_layer(config, role, activation, promoted)))
     shapes[LinearShape(config.hidden_size, config.vocab_size, promoted)] = None
+    if with_drafts:
+        shapes.update(dict.fromkeys(_draft_heads(config, activation, promoted)))
     return list(shapes)
+
+
+def _draft_heads(config: ModelConfig, activation: torch.dtype, promoted: torch.dtype) -> Iterator[LinearShape]:
+    hidden, rank = config.hidden_size, config.dspark_markov_rank
+    yield LinearShape(len(config.dspark_target_layer_ids) * hidden, hidden, activation)
+    yield LinearShape(rank, config.vocab_size, promoted)
+    yield LinearShape(hidden + rank, 1, promoted)
 
 
 def _layer(
@@ -45,6 +54,7 @@ def _layer(
         yield LinearShape(hidden, config.index_n_heads, activation)
     yield LinearShape(config.num_attention_heads // config.o_groups * width, config.o_lora_rank, activation)
     yield LinearShape(config.o_groups * config.o_lora_rank, hidden, activation)
-    yield LinearShape(hidden, config.n_routed_experts, promoted)
+    experts = config.dspark_n_routed_experts if role.is_draft else config.n_routed_experts
+    yield LinearShape(hidden, experts, promoted)
     yield LinearShape(hidden, config.moe_intermediate_size, activation)
     yield LinearShape(config.moe_intermediate_size, hidden, activation)

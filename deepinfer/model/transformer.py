@@ -6,7 +6,7 @@ Legend: T rows, B rows that are sampled, V vocabulary, G n-gram length, S stream
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,12 +14,15 @@ from torch import Tensor
 from deepinfer.accelerator.batch import StepLayout
 from deepinfer.accelerator.ops import Ops
 from deepinfer.model.attention import attention
+from deepinfer.model.block import Residual, block
 from deepinfer.model.config import ModelConfig
 from deepinfer.model.engram import DEAD, engram, engram_rows, ngram_tokens
 from deepinfer.model.feed_forward import feed_forward
 from deepinfer.model.forward_pass import ForwardPass, LayerCaches
-from deepinfer.model.hyper_connections import first_stream_only, mean_of_streams, mix_of, spread
+from deepinfer.model.hyper_connections import mean_of_streams
+from deepinfer.model.long_range import store_entries
 from deepinfer.model.rotary import RotaryTables
+from deepinfer.model.truncation import Truncation, first_truncated_layer
 from deepinfer.model.weights import LayerWeights, TransformerWeights
 
 
@@ -41,19 +44,13 @@ class Hidden:
     """What a forward pass leaves.
 
     Attributes:
-        hidden_TD: the collapsed streams after the last layer, before the last norm; activation dtype.
+        hidden_TD: the collapsed streams after the last layer, before the last norm; activation dtype. Of the kept
+            rows only, where the pass was truncated.
         taps_TA: the mean streams that entered the tap layers, concatenated in layer order; None unless asked for.
     """
 
     hidden_TD: Tensor
     taps_TA: Tensor | None
-
-
-class _Residual(NamedTuple):
-    """The streams [T, S, D] and the weights [T, S] with which the next collapse reads them."""
-
-    streams_TSD: Tensor
-    pre_TS: Tensor
 
 
 class Transformer:
@@ -65,6 +62,7 @@ class Transformer:
         self.weights = weights
         self.ops = ops
         self.rotary = rotary
+        self._last_owner = first_truncated_layer(config)
 
     def forward(
         self,
@@ -75,6 +73,7 @@ class Transformer:
         embeddings: GivenEmbeddings | None = None,
         *,
         with_taps: bool = False,
+        truncation: Truncation | None = None,
     ) -> Hidden:
         """Run every layer over the rows of one step and write their cache records.
 
@@ -85,6 +84,7 @@ class Transformer:
             caches: the views on the pools, updated in place.
             embeddings: rows that replace the embedding of their id.
             with_taps: also return what the draft stages read.
+            truncation: rows that run the layers behind the last owner; None means all rows run all layers.
         """
         run = ForwardPass.begin(self.config, self.ops, self.rotary, step, caches)
         alive_T = tokens_TG[:, 0] != DEAD
@@ -94,8 +94,7 @@ class Transformer:
             for layer in self.weights.layers
             if layer.engram is not None
         }
-        streams_TSD = spread(self._embed(ids_T, embeddings), self.config.hc_mult)
-        residual = _Residual(streams_TSD, first_stream_only(streams_TSD))
+        residual = Residual.of(self._embed(ids_T, embeddings), self.config)
         taps: list[Tensor] = []
         for layer in self.weights.layers:
             if layer.engram is not None:
@@ -105,7 +104,19 @@ class Transformer:
                 residual = residual._replace(streams_TSD=remembered_TSD)
             if with_taps and layer.role.is_tap:
                 taps.append(mean_of_streams(residual.streams_TSD, self.ops))
-            residual = _block(residual, layer, run)
+            if truncation is not None and layer.role.layer == self._last_owner:
+                _store_entries(residual, layer, run)
+                run = truncation.continue_pass(run, stored_owner=layer.role.layer)
+                residual = Residual(truncation.kept(residual.streams_TSD), truncation.kept(residual.pre_TS))
+                taps = [truncation.kept(tap_TD) for tap_TD in taps]
+            residual = block(
+                residual,
+                layer,
+                partial(attention, weights=layer.attention_block.attention, role=layer.role, run=run),
+                partial(feed_forward, weights=layer.feed_forward_block.feed_forward, run=run),
+                self.config,
+                self.ops,
+            )
         hidden_TD = self.ops.mixing.collapse(residual.streams_TSD, residual.pre_TS)
         return Hidden(hidden_TD, torch.cat(taps, dim=1) if taps else None)
 
@@ -126,21 +137,9 @@ class Transformer:
         return torch.where(embeddings.mask_T.unsqueeze(1), given_TD, embedded_TD)
 
 
-def _block(residual: _Residual, layer: LayerWeights, run: ForwardPass) -> _Residual:
-    """Run one layer: attention, then experts, each between a collapse and a post of the streams.
-
-    The weights of a collapse are one sublayer late: attention reads the streams with the weights of the previous
-    layer's feed-forward, the feed-forward with those of this layer's attention.
-    """
-    mixing, config = run.ops.mixing, run.config
-    streams_TSD, pre_TS = residual
-
-    mix = mix_of(streams_TSD, layer.attention_block.mix, config, run.ops)
-    x_TD = run.rms(mixing.collapse(streams_TSD, pre_TS), layer.attention_block.norm_D)
-    output_TD = attention(x_TD, layer.attention_block.attention, layer.role, run)
-    streams_TSD, pre_TS = mixing.post(output_TD, streams_TSD, mix), mix.pre_TS
-
-    mix = mix_of(streams_TSD, layer.feed_forward_block.mix, config, run.ops)
-    x_TD = run.rms(mixing.collapse(streams_TSD, pre_TS), layer.feed_forward_block.norm_D)
-    output_TD = feed_forward(x_TD, layer.feed_forward_block.feed_forward, run)
-    return _Residual(mixing.post(output_TD, streams_TSD, mix), mix.pre_TS)
+def _store_entries(residual: Residual, layer: LayerWeights, run: ForwardPass) -> None:
+    """Store the long-range entries of every row of an owner layer, ahead of its block."""
+    weights = layer.attention_block
+    if weights.attention.compressor is not None:
+        x_TD = run.rms(run.ops.mixing.collapse(residual.streams_TSD, residual.pre_TS), weights.norm_D)
+        store_entries(x_TD, weights.attention.compressor, layer.role, run)

@@ -31,7 +31,8 @@ from deepinfer.model.hyper_connections import load_mix
 from deepinfer.model.roles import LayerRole, derive_roles
 from deepinfer.model.weight_reader import WeightReader
 
-_MAX_THREADS = 8
+MAX_THREADS = 8
+"""Parts that are prepared at a time, unless the caller says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ def load_model(
     def load_layer_engram(role: LayerRole, layout: EngramLayout) -> EngramWeights:
         return load_engram(reader, role, layout, pad_id, device)
 
-    executor = ThreadPoolExecutor(threads or min(_MAX_THREADS, os.cpu_count() or 1))
+    executor = ThreadPoolExecutor(threads or min(MAX_THREADS, os.cpu_count() or 1))
     try:
         outer = executor.submit(_load_outer, reader)
         engrams = {
@@ -139,12 +140,12 @@ def load_model(
         }
         halves = [
             (
-                executor.submit(_load_attention_block, reader, config, role),
-                executor.submit(_load_feed_forward_block, reader, config, role),
+                executor.submit(load_attention_block, reader, config, role),
+                executor.submit(load_feed_forward_block, reader, config, role),
             )
             for role in roles
         ]
-        _wait([outer, *engrams.values(), *(half for pair in halves for half in pair)], reader, progress)
+        wait_for([outer, *engrams.values(), *(half for pair in halves for half in pair)], reader, progress)
     finally:
         # After an error or Ctrl-C the queued parts are pointless; running ones end by themselves.
         executor.shutdown(wait=True, cancel_futures=True)
@@ -169,7 +170,8 @@ def _load_outer(reader: WeightReader) -> OuterWeights:
     )
 
 
-def _load_attention_block(reader: WeightReader, config: ModelConfig, role: LayerRole) -> AttentionBlock:
+def load_attention_block(reader: WeightReader, config: ModelConfig, role: LayerRole) -> AttentionBlock:
+    """Load the first half of a layer or draft stage."""
     return AttentionBlock(
         mix=load_mix(reader, f"{role.stem}.hc_attn"),
         norm_D=reader.float32(f"{role.stem}.attn_norm.weight"),
@@ -177,7 +179,8 @@ def _load_attention_block(reader: WeightReader, config: ModelConfig, role: Layer
     )
 
 
-def _load_feed_forward_block(reader: WeightReader, config: ModelConfig, role: LayerRole) -> FeedForwardBlock:
+def load_feed_forward_block(reader: WeightReader, config: ModelConfig, role: LayerRole) -> FeedForwardBlock:
+    """Load the second half of a layer or draft stage."""
     return FeedForwardBlock(
         mix=load_mix(reader, f"{role.stem}.hc_ffn"),
         norm_D=reader.float32(f"{role.stem}.ffn_norm.weight"),
@@ -185,7 +188,8 @@ def _load_feed_forward_block(reader: WeightReader, config: ModelConfig, role: La
     )
 
 
-def _wait(futures: Sequence[Future[Any]], reader: WeightReader, progress: ProgressCallback | None) -> None:
+def wait_for(futures: Sequence[Future[Any]], reader: WeightReader, progress: ProgressCallback | None) -> None:
+    """Wait for parts that are being loaded, report each, and raise the first error."""
     for future in as_completed(futures):
         future.result()
         if progress is not None:

@@ -1,5 +1,6 @@
 """Sampling: what a request may ask, its random streams, the rows of a step, log-probabilities."""
 
+from deepinfer.sampling.grammar import StructuredOutputs
 from deepinfer.sampling.limits import SamplingLimits
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.sampling.prompt import PromptLogProbabilities
@@ -20,6 +21,7 @@ __all__ = [
     "SamplingLimits",
     "SamplingParams",
     "SamplingStep",
+    "StructuredOutputs",
     "build_sampling_step",
     "original_stream",
     "random_seed",

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from deepinfer.sampling import conversion
 from deepinfer.sampling.checks import id_problems, integer_problems, length_problems, number_problems, string_problems
+from deepinfer.sampling.grammar.specification import StructuredOutputs, structured_outputs
 from deepinfer.sampling.limits import SamplingLimits
 
 _CONVERTERS: Mapping[str, Callable[[object], object]] = MappingProxyType(
@@ -35,6 +36,7 @@ _CONVERTERS: Mapping[str, Callable[[object], object]] = MappingProxyType(
         "repetition_penalty": conversion.number,
         "first_n_token_no_eos": conversion.integer,
         "golden_token_ids": conversion.optional_integers,
+        "structured_outputs": structured_outputs,
     }
 )
 
@@ -82,6 +84,7 @@ class SamplingParams:
             ``ignore_eos``; a preemption does not start this count again.
         golden_token_ids: token to emit at each output position instead of the drawn one, or -1; log-probabilities
             remain those of the distribution that would have been drawn from.
+        structured_outputs: the form that the answer must have.
     """
 
     n: int = 1
@@ -107,6 +110,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     first_n_token_no_eos: int = 0
     golden_token_ids: Sequence[int] | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         """Bring every value to its stored form, or raise one TypeError about all that have none."""
@@ -138,6 +142,7 @@ class SamplingParams:
             *self._penalty_problems(limits),
             *self._stop_problems(vocab_size, limits),
             *self._id_problems(vocab_size, limits),
+            *self._form_problems(vocab_size, limits),
         )
 
     def _count_problems(self, limits: SamplingLimits) -> list[str]:
@@ -198,4 +203,12 @@ class SamplingParams:
         golden = self.golden_token_ids or ()
         problems += length_problems("golden_token_ids", len(golden), limits.golden_token_ids)
         problems += id_problems("golden_token_ids", golden, vocab_size, unset=-1)
+        return problems
+
+    def _form_problems(self, vocab_size: int, limits: SamplingLimits) -> list[str]:
+        if self.structured_outputs is None:
+            return []
+        problems = self.structured_outputs.problems(vocab_size, limits)
+        if self.golden_token_ids:
+            problems.append("golden_token_ids and structured_outputs contradict each other; give one of them")
         return problems

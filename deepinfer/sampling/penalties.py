@@ -34,15 +34,23 @@ class SeenTokens:
         self._counted_tokens = 0
         self._forget()
 
-    def columns(self, output_token_ids: Sequence[int]) -> PenaltyColumns:
-        """Return the penalties after the given output, in work proportional to what is new and to what is distinct."""
+    def columns(self, output_token_ids: Sequence[int], draft_token_ids: Sequence[int] = ()) -> PenaltyColumns:
+        """Return the penalties after the given output, in work proportional to what is new and to what is distinct.
+
+        Drafts count as if they had been emitted behind the output, for this call only: another call may bring others.
+        """
         if len(output_token_ids) < self._counted_tokens:
             self._forget()
         for token_id in output_token_ids[self._counted_tokens :]:
             self._counts[token_id] = self._counts.get(token_id, 0) + 1
         self._counted_tokens = len(output_token_ids)
-        ids = np.fromiter(self._counts.keys(), np.int64, len(self._counts))
-        counts = np.fromiter(self._counts.values(), np.float64, len(self._counts))
+        totals = self._counts
+        if draft_token_ids:
+            totals = dict(totals)
+            for token_id in draft_token_ids:
+                totals[token_id] = totals.get(token_id, 0) + 1
+        ids = np.fromiter(totals.keys(), np.int64, len(totals))
+        counts = np.fromiter(totals.values(), np.float64, len(totals))
         subtract = self._frequency * counts + self._presence * (counts > 0)
         factors = np.full(len(ids), self._repetition, np.float32)
         return PenaltyColumns(ids, factors, subtract.astype(np.float32))

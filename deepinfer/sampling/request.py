@@ -46,6 +46,7 @@ class RequestSampling:
 
     Attributes:
         params: the validated parameters.
+        vocab_size: V.
         seed: the answer's own seed, never None.
         flags: what can matter.
         constants: the per-row numbers, packed; see :data:`CONSTANT_NAMES`.
@@ -61,6 +62,7 @@ class RequestSampling:
     """
 
     params: SamplingParams
+    vocab_size: int
     seed: int
     flags: RowFlag
     constants: bytes
@@ -102,6 +104,7 @@ class RequestSampling:
         bias = params.logit_bias or {}
         return cls(
             params=params,
+            vocab_size=vocab_size,
             seed=seed,
             flags=flags,
             constants=_PACK.pack(params.temperature, top_k, params.top_p, min_weight, seed, flags),

@@ -47,11 +47,20 @@ class RowRequest(NamedTuple):
         token_index: index of the token being made, in the request's whole history: prompt length + outputs so far
             (for an unfinished chunk, whose draw is thrown away, the positions computed so far).
         output_token_ids: the outputs so far; their count decides bans and forced tokens.
+        allowed_W: int32 [W], bit t set where token t may be emitted; None where every token may.
+        draft_token_ids: drafts that stand between the outputs and this row's token; they count as outputs.
     """
 
     sampling: RequestSampling
     token_index: int
     output_token_ids: Sequence[int]
+    allowed_W: NDArray[np.int32] | None = None
+    draft_token_ids: Sequence[int] = ()
+
+    @property
+    def emitted_tokens(self) -> int:
+        """How many outputs come before this row's token."""
+        return len(self.output_token_ids) + len(self.draft_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +104,6 @@ def build_sampling_step(
     requests: Sequence[RowRequest],
     device: torch.device,
     *,
-    bitmask_BW: torch.Tensor | None = None,
     keying: Keying = Keying.INDEX,
 ) -> SamplingStep:
     """Describe the sampling of one step; a row's description does not depend on the other rows.
@@ -103,7 +111,6 @@ def build_sampling_step(
     Args:
         requests: the rows in the order of the logits.
         device: where the tensors go.
-        bitmask_BW: int32 [B, ceil(V / 32)] on the device, allowed tokens of rows with a grammar, or None.
         keying: how random streams are numbered.
     """
     columns = np.empty((len(_COLUMNS), len(requests)), np.int64)
@@ -115,8 +122,9 @@ def build_sampling_step(
     flags = int(np.bitwise_or.reduce(columns[_FLAGS]))
     if flags & _IS_FORCED:
         for row in _flagged(columns, _IS_FORCED):
-            columns[_FORCED, row] = requests[row].sampling.forced_id(len(requests[row].output_token_ids))
+            columns[_FORCED, row] = requests[row].sampling.forced_id(requests[row].emitted_tokens)
     adjustments = None
+    bitmask_BW = _bitmask(requests, device)
     if flags & _ADJUSTING or bitmask_BW is not None:
         adjustments = _adjustments(requests, columns, flags, device, bitmask_BW)
     return SamplingStep(
@@ -171,20 +179,33 @@ def _adjustments(
         bias = BiasEntries(places.rows_N, places.ids_N, values)
     if flags & RowFlag.PENALTIES:
         rows = _flagged(columns, RowFlag.PENALTIES)
-        seen = [requests[row].sampling.seen.columns(requests[row].output_token_ids) for row in rows]
+        seen = [
+            requests[row].sampling.seen.columns(requests[row].output_token_ids, requests[row].draft_token_ids)
+            for row in rows
+        ]
         places = _places(rows, [each.ids for each in seen], device)
         factors = _moved(np.concatenate([each.factors for each in seen]), device)
         subtract = _moved(np.concatenate([each.subtract for each in seen]), device)
         penalties = PenaltyEntries(places.rows_N, places.ids_N, factors, subtract)
     if flags & RowFlag.BANS:
         rows = _flagged(columns, RowFlag.BANS)
-        banned = [requests[row].sampling.bans(len(requests[row].output_token_ids)) for row in rows]
+        banned = [requests[row].sampling.bans(requests[row].emitted_tokens) for row in rows]
         bans = _places(rows, banned, device)
     if flags & RowFlag.ALLOWED:
         rows = _flagged(columns, RowFlag.ALLOWED)
         places = _places(rows, [requests[row].sampling.allowed for row in rows], device)
         allowed = AllowedEntries(_moved(np.array(rows, np.int64), device), places)
     return LogitAdjustments(bias=bias, penalties=penalties, bans=bans, allowed=allowed, bitmask_BW=bitmask_BW)
+
+
+def _bitmask(requests: Sequence[RowRequest], device: torch.device) -> torch.Tensor | None:
+    masks = [request.allowed_W for request in requests]
+    found = [mask_W for mask_W in masks if mask_W is not None]
+    if not found:
+        return None
+    everything_W = np.full_like(found[0], -1)
+    rows = np.stack([everything_W if mask_W is None else mask_W for mask_W in masks])
+    return torch.from_numpy(rows).to(device)
 
 
 def _places(rows: Sequence[int], ids: Sequence[NDArray[np.int64]], device: torch.device) -> TokenEntries:

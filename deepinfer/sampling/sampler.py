@@ -76,10 +76,30 @@ class Sampler:
             logits_BV: float32 [B, V]; the adjustments are written into it.
             step: what the rows want, in the order of the logits.
         """
-        raw_logits_NV = logits_BV.index_select(0, step.raw.rows_N) if step.raw is not None else None
+        raw_NV = self.before_adjustments(logits_BV, step)
+        self.adjust(logits_BV, step)
+        return self.listed(logits_BV, raw_NV, self._ops.sample(logits_BV, step.rows), step)
+
+    def before_adjustments(self, logits_BV: torch.Tensor, step: SamplingStep) -> torch.Tensor | None:
+        """Return a copy [N, V] of the rows that list raw log-probabilities, or None."""
+        return logits_BV.index_select(0, step.raw.rows_N) if step.raw is not None else None
+
+    def adjust(self, logits_BV: torch.Tensor, step: SamplingStep) -> None:
+        """Write the step's adjustments into the logits."""
         if step.adjustments is not None:
             self._ops.adjust(logits_BV, step.adjustments)
-        tokens = self._ops.sample(logits_BV, step.rows)
+
+    def listed(
+        self, logits_BV: torch.Tensor, raw_NV: torch.Tensor | None, tokens: SampledTokens, step: SamplingStep
+    ) -> SampledStep:
+        """Return tokens that were chosen with the log-probabilities that their rows list.
+
+        Args:
+            logits_BV: the logits after :meth:`adjust`.
+            raw_NV: what :meth:`before_adjustments` gave.
+            tokens: of all rows; -1 lists no token beside the best ones.
+            step: what the rows want.
+        """
         processed = raw = None
         if step.processed is not None:
             rows_N = step.processed.rows_N
@@ -89,9 +109,9 @@ class Sampler:
                 tokens.token_ids_B.index_select(0, rows_N),
                 step.processed.top_count,
             )
-        if step.raw is not None and raw_logits_NV is not None:
+        if step.raw is not None and raw_NV is not None:
             chosen_N = tokens.token_ids_B.index_select(0, step.raw.rows_N)
-            raw = self._ops.raw_log_probabilities(raw_logits_NV, chosen_N, step.raw.top_count)
+            raw = self._ops.raw_log_probabilities(raw_NV, chosen_N, step.raw.top_count)
         return SampledStep(tokens, processed, raw, step.processed, step.raw)
 
 

@@ -15,7 +15,7 @@ import pytest
 from deepinfer.engine.growing import Prefix
 from deepinfer.engine.outputs import CompletionOutput, FinishReason
 from deepinfer.errors import InvariantError
-from deepinfer.scheduling.states import FINISH_REASONS
+from deepinfer.scheduling.states import FINISH_REASONS, Status
 
 END = 1
 PAGE = Path(__file__).parents[2] / "docs" / "finish-reasons.md"
@@ -171,6 +171,6 @@ def test_a_table_that_lost_a_record_is_noticed(drive, prompt_of) -> None:
     engine.step()
     table = engine.engine._table
     (answer,) = table.find("a").answers
-    answer.abort("behind the table's back")
+    answer.finish(answer.end_unscheduled(Status.FINISHED_ABORTED, "behind the table's back"))
     with pytest.raises(InvariantError, match="'a'"):
         engine.engine.check_invariants()

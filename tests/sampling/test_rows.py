@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 import torch
 
@@ -190,11 +191,13 @@ def test_a_row_is_described_the_same_in_every_batch(make_row: MakeRow) -> None:
 
 
 def test_a_bitmask_alone_is_an_adjustment(make_row: MakeRow) -> None:
-    mask = torch.full((1, 4), -1, dtype=torch.int32)
-    found = build_sampling_step([make_row()], CPU, bitmask_BW=mask).adjustments
+    mask_W = np.array([5, 0, -1, 7], np.int32)
+    rows = [make_row(), make_row()._replace(allowed_W=mask_W)]
+    found = build_sampling_step(rows, CPU).adjustments
     assert found is not None
-    assert found.bitmask_BW is mask
+    assert found.bitmask_BW.tolist() == [[-1, -1, -1, -1], mask_W.tolist()]
     assert found.bans is None
+    assert build_sampling_step(rows[:1], CPU).adjustments is None
 
 
 def test_no_rows_make_an_empty_step() -> None:

@@ -60,12 +60,35 @@ class CpuRefAttention(Computed, AttentionOps):
     ) -> Tensor:
         """See :meth:`AttentionOps.sparse`."""
         _check(query_THC, own_records_Tb, window, long_range, sinks_H, window_size, step)
-        rows, _, width = query_THC.shape
-        output_THC = torch.zeros_like(query_THC, memory_format=torch.contiguous_format)
-        if rows == 0 or step.requests == 0:
-            return output_THC
+        if query_THC.shape[0] == 0 or step.requests == 0:
+            return torch.zeros_like(query_THC, memory_format=torch.contiguous_format)
         window_T = _window_addresses(step, window, window_size)
         entries_T = None if long_range is None else _entry_slots(step, long_range)
+        return self.over_records(query_THC, window_T, own_records_Tb, window, sinks_H, long_range, entries_T)
+
+    def over_records(
+        self,
+        query_THC: Tensor,
+        window_T: Tensor,
+        own_records_Tb: Tensor,
+        window: WindowCache,
+        sinks_H: Tensor,
+        long_range: LongRange | None = None,
+        entries_T: Tensor | None = None,
+    ) -> Tensor:
+        """Attend with keys by address, tile by tile.
+
+        Args:
+            query_THC: rotated queries.
+            window_T: int64 [T, n], a row of ``own_records_Tb``, T + slot of the ring, or -1.
+            own_records_Tb: records of this step's rows.
+            window: the ring.
+            sinks_H: float32 [H].
+            long_range: entries, or None.
+            entries_T: int64 [T, K], their slots, or -1.
+        """
+        rows, _, width = query_THC.shape
+        output_THC = torch.zeros_like(query_THC, memory_format=torch.contiguous_format)
         columns = window_T.shape[1] + (0 if entries_T is None else entries_T.shape[1])
         tile = max(1, TILE_BYTES // (columns * width * torch.finfo(self.computation.wide).bits // 8))
         for start in range(0, rows, tile):

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 
 from deepinfer.accelerator.capabilities import Capabilities, OpCapability, Repeatability
+from deepinfer.accelerator.collectives import Collectives, RankPlace
 from deepinfer.accelerator.interface import AcceleratorDriver, Availability, LinearShape, MemoryInfo, OpOptions
 from deepinfer.accelerator.ops import OpGroup
 from deepinfer_cpu_ref.attention import CpuRefAttention
@@ -17,6 +18,7 @@ from deepinfer_cpu_ref.codec import CpuRefCodec
 from deepinfer_cpu_ref.compression import CpuRefCompression
 from deepinfer_cpu_ref.computation import ACTIVATION_DTYPES, Computation
 from deepinfer_cpu_ref.determinism import prove
+from deepinfer_cpu_ref.drafting import CpuRefDrafting
 from deepinfer_cpu_ref.experts import CpuRefExperts
 from deepinfer_cpu_ref.host_memory import host_memory
 from deepinfer_cpu_ref.linear import CpuRefLinear
@@ -42,6 +44,7 @@ GROUPS: tuple[type[OpGroup], ...] = (
     CpuRefSampling,
     CpuRefPlumbing,
     CpuRefMoves,
+    CpuRefDrafting,
 )
 
 
@@ -49,7 +52,7 @@ class Driver(AcceleratorDriver):
     """Every op of the contract on any machine with torch: the reference, the fallback and the embedded default."""
 
     name: ClassVar[str] = "cpu_ref"
-    interface_version: ClassVar[tuple[int, int]] = (1, 0)
+    interface_version: ClassVar[tuple[int, int]] = (1, 1)
     version: ClassVar[str] = "0.1.0"
 
     def __init__(self, *, readable: bool = False) -> None:
@@ -73,7 +76,7 @@ class Driver(AcceleratorDriver):
         return host_memory()
 
     def capabilities(self) -> Capabilities:
-        """Return the claims: every op, in both numerics and both cache formats, R2 when the options ask for it."""
+        """Return the claims: every op, in both numerics and cache formats, R2 when asked for, ranks where Gloo is."""
         claim = OpCapability(
             dtypes=frozenset(ACTIVATION_DTYPES),
             numerics=frozenset({"portable", "served"}),
@@ -83,7 +86,9 @@ class Driver(AcceleratorDriver):
             provider="native",
         )
         names = (f"{group.group}.{name}" for group in GROUPS for name in group.implemented())
-        return Capabilities(ops=MappingProxyType(dict.fromkeys(names, claim)))
+        return Capabilities(
+            ops=MappingProxyType(dict.fromkeys(names, claim)), collectives=("gloo",) if _gloo_is_there() else ()
+        )
 
     def op_groups(self, options: OpOptions) -> Mapping[str, OpGroup]:
         """Return one instance of every group, with the arithmetic that ``options`` ask for."""
@@ -103,10 +108,24 @@ class Driver(AcceleratorDriver):
                 CpuRefSampling.group: ReadableSampling() if self._readable else CpuRefSampling(),
                 CpuRefPlumbing.group: CpuRefPlumbing(),
                 CpuRefMoves.group: CpuRefMoves(),
+                CpuRefDrafting.group: CpuRefDrafting(computation, ReadableSampling()),
             }
             | quick
         )
 
+    def join_group(self, place: RankPlace) -> Collectives:
+        """Join over Gloo; a group of one needs nobody."""
+        if place.world_size == 1 or not _gloo_is_there():
+            return super().join_group(place)
+        # Here, because builds of torch without torch.distributed have none of what it imports.
+        from deepinfer_cpu_ref.collectives import GlooCollectives
+
+        return GlooCollectives(place)
+
     def set_determinism(self, level: Repeatability, shapes: Sequence[LinearShape]) -> None:
         """Try ``level`` with the model's shapes, or refuse; see `deepinfer_cpu_ref.determinism`."""
         prove(level, shapes)
+
+
+def _gloo_is_there() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_gloo_available()

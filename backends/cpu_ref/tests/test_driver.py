@@ -33,7 +33,7 @@ def test_claims_are_the_same_value_each_time_and_modest_where_nothing_stands_beh
     claims = Driver().capabilities()
     assert claims == Driver().capabilities()
     assert not claims.graphs
-    assert claims.collectives == ()
+    assert claims.collectives == ("gloo",)
     assert not any(claim.graph_safe for claim in claims.ops.values())
     assert {claim.repeatability for claim in claims.ops.values()} == {Repeatability.BATCH_INVARIANT}
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from deepinfer.accelerator.ops.attention import AttentionOps
-from deepinfer.accelerator.ops.base import OpGroup, op
+from deepinfer.accelerator.ops.base import Feature, OpGroup, op
 from deepinfer.accelerator.ops.codec import CodecOps
 from deepinfer.accelerator.ops.compression import CompressionOps
+from deepinfer.accelerator.ops.drafting import DraftingOps
 from deepinfer.accelerator.ops.experts import ExpertOps
 from deepinfer.accelerator.ops.linear import LinearOps
 from deepinfer.accelerator.ops.memory import MemoryOps
@@ -31,6 +33,7 @@ OP_GROUPS: tuple[type[OpGroup], ...] = (
     SamplingOps,
     PlumbingOps,
     MoveOps,
+    DraftingOps,
 )
 
 
@@ -50,6 +53,7 @@ class Ops:
     sampling: SamplingOps
     plumbing: PlumbingOps
     moves: MoveOps
+    drafting: DraftingOps
 
 
 def all_op_names() -> tuple[str, ...]:
@@ -57,12 +61,24 @@ def all_op_names() -> tuple[str, ...]:
     return tuple(f"{group.group}.{name}" for group in OP_GROUPS for name in group.op_names())
 
 
+def needed_op_names(features: Collection[Feature] = ()) -> tuple[str, ...]:
+    """Return the identifiers of the ops that the text model and the given features need, in declared order."""
+    return tuple(
+        f"{group.group}.{name}"
+        for group in OP_GROUPS
+        if group.feature is None or group.feature in features
+        for name in group.op_names()
+    )
+
+
 __all__ = [
     "OP_GROUPS",
     "AttentionOps",
     "CodecOps",
     "CompressionOps",
+    "DraftingOps",
     "ExpertOps",
+    "Feature",
     "LinearOps",
     "MemoryOps",
     "MixingOps",
@@ -74,5 +90,6 @@ __all__ = [
     "SamplingOps",
     "SelectionOps",
     "all_op_names",
+    "needed_op_names",
     "op",
 ]

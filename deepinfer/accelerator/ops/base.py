@@ -8,9 +8,12 @@ before anything is served: nothing is looked up by name while a step runs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, NoReturn, TypeVar
+from typing import ClassVar, Literal, NoReturn, TypeVar
 
 from deepinfer.errors import OpRefusedError
+
+Feature = Literal["drafts"]
+"""What an engine may ask for beyond the text model; an op of a feature is needed only where it is asked for."""
 
 _MARK = "__deepinfer_op__"
 
@@ -30,9 +33,11 @@ class OpGroup:
         group: the first half of each op's identifier, for example ``"attention"`` in ``"attention.sparse"``.
         bound_together: names of ops of this group that exchange data which only their own implementation
             understands (prepared weights); the plan takes all of them from one place.
+        feature: the feature that needs the group; None for the text model itself.
     """
 
     group: ClassVar[str]
+    feature: ClassVar[Feature | None] = None
     bound_together: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     @classmethod

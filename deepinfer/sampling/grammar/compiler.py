@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -66,8 +67,10 @@ class GrammarCompiler:
         self._cache: OrderedDict[GrammarSource, Future[Any]] = OrderedDict()
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
-        self._process: _Process | None = None
+        self._running: list[_Process] = []  # none or one
         self._vocabulary_known: Any = None
+        # A compiler that nobody closes must not leave a process behind.
+        weakref.finalize(self, _kill_all, self._running)
 
     def submit(self, source: GrammarSource) -> Future[Any]:
         """Return a future of the compiled grammar; it raises GrammarError with the reason if there is none.
@@ -87,11 +90,9 @@ class GrammarCompiler:
     def close(self) -> None:
         """End the process and the thread; forms that wait are cancelled."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-        if self._process is not None:
-            self._process.kill()  # what it was asked fails at once
+        _kill_all(self._running)  # what it was asked fails at once
         self._thread.shutdown(wait=True)
-        if self._process is not None:
-            self._process.kill()  # it was started in between
+        _kill_all(self._running)  # it was started in between
 
     def _compile(self, source: GrammarSource) -> Any:
         xgrammar = library.load()
@@ -99,18 +100,15 @@ class GrammarCompiler:
             self._vocabulary_known = library.describe_vocabulary(
                 xgrammar, self._vocabulary(), self._vocab_size, self._end_token_ids
             )
-        process = self._process
         try:
-            if process is None:
-                process = self._process = _Process()
-                process.greet(self._greeting(), self._limits.start_s)
-            reply = process.ask(source, self._limits.compile_s)
-        except GrammarError:
-            # It hangs or has died over this form; the next one gets a fresh process.
-            if process is not None:
-                process.kill()
-            self._process = None
-            raise
+            if not self._running:
+                self._running.append(_Process())
+                self._running[0].greet(self._greeting(), self._limits.start_s)
+            reply = self._running[0].ask(source, self._limits.compile_s)
+        except (GrammarError, IndexError) as error:
+            # It hangs, has died over this form, or was closed; the next form gets a fresh process.
+            _kill_all(self._running)
+            raise error if isinstance(error, GrammarError) else GrammarError("the engine is being closed") from error
         if reply["compiled"] is None:
             raise GrammarError(reply["problem"])
         if len(reply["compiled"]) > self._limits.compiled_bytes:
@@ -132,6 +130,11 @@ class GrammarCompiler:
             "end_token_ids": list(self._end_token_ids),
             "address_space_bytes": self._limits.process_bytes,
         }
+
+
+def _kill_all(running: list[_Process]) -> None:
+    while running:
+        running.pop().kill()
 
 
 class _Process:

@@ -106,3 +106,12 @@ class StructuredOutputs:
     def _given(self) -> list[GrammarSource]:
         texts = ((kind, getattr(self, kind)) for kind in KINDS)
         return [GrammarSource(kind, text) for kind, text in texts if text is not None]
+
+
+def structured_outputs(value: object) -> StructuredOutputs | None:
+    """Return a form, or None; a mapping of its fields is one too."""
+    if value is None or isinstance(value, StructuredOutputs):
+        return value
+    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+        return StructuredOutputs(**value)
+    raise TypeError(f"{value!r:.80} is no StructuredOutputs")

@@ -24,6 +24,7 @@ from deepinfer.model import ModelConfig, derive_roles
 from deepinfer.model.checkpoint import Checkpoint
 from deepinfer.model.rotary import rotary_tables
 from deepinfer.model.transformer import GivenEmbeddings, Hidden, Transformer
+from deepinfer.model.truncation import TruncationMode, truncate
 from deepinfer.model.weights import load_model
 from deepinfer_cpu_ref import Driver
 
@@ -111,6 +112,8 @@ class Bench:
         embeddings: GivenEmbeddings | None = None,
         with_taps: bool = False,
         commit: bool = True,
+        keep_starts: Sequence[int] | None = None,
+        truncated_by: TruncationMode = "compact",
     ) -> Hidden:
         """Run ``q`` more positions of each request in one step; rows come request by request."""
         look_back = self.model.config.engram_max_ngram_size - 1
@@ -161,7 +164,10 @@ class Bench:
         )
         ids_T = torch.tensor(ids)
         tokens_TG = self.model.ngram_tokens(ids_T, torch.tensor(histories), step)
-        hidden = self.model.forward(ids_T, tokens_TG, step, self.pools, embeddings, with_taps=with_taps)
+        truncation = None if keep_starts is None else truncate(step, keep_starts, truncated_by)
+        hidden = self.model.forward(
+            ids_T, tokens_TG, step, self.pools, embeddings, with_taps=with_taps, truncation=truncation
+        )
         if commit:
             for request, rows in work:
                 request.cached += rows
