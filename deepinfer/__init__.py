@@ -5,9 +5,10 @@ An independent implementation; it is not the distribution named ``deepinfer`` on
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING
+
+from deepinfer.settings import keep_torch_from_loading_backends
 
 if TYPE_CHECKING:
     from deepinfer.engine.outputs import CompletionOutput, RequestOutput
@@ -17,11 +18,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# torch imports every installed backend when it is imported itself, and torch_npu fails there where CANN is missing:
-# then `import torch` fails in every process. The Ascend driver imports torch_npu when it is asked for, so that nobody
-# needs this. A value that the user has set stays; where torch was imported first, its own error names the variable.
 if "torch" not in sys.modules:
-    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    keep_torch_from_loading_backends()
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "StructuredOutputs", "__version__"]
 

@@ -72,8 +72,31 @@ LOG_LEVEL: Final = Setting(
     effect="Lowest level that the commands log on standard error; `debug` also shows the traceback of an error.",
     choices=("debug", "info", "warning", "error"),
 )
+PREFILL_TRUNCATION_MODE: Final = Setting(
+    name="DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE",
+    type="mode",
+    default="off",
+    effect="Which rows of a prompt run the layers behind the last owner of long-range entries, where "
+    "`LLM(truncated_prefill=)` does not say: all of them, or the last ones, computed with (`mask`) or without "
+    "(`compact`) the others.",
+    choices=("off", "mask", "compact"),
+)
+PREFILL_KEEP_TOKENS: Final = Setting(
+    name="DEEPINFER_YOCO_PREFILL_KEEP_TOKENS",
+    type="number of tokens",
+    default="140",
+    effect="How many last rows of a prompt a truncated prefill keeps, where "
+    "`LLM(truncated_prefill_keep_tokens=)` does not say.",
+)
 
-SETTINGS: Final = (ACCELERATOR, ALLOW_FALLBACK, BATCH_INVARIANT, LOG_LEVEL)
+SETTINGS: Final = (
+    ACCELERATOR,
+    ALLOW_FALLBACK,
+    BATCH_INVARIANT,
+    LOG_LEVEL,
+    PREFILL_TRUNCATION_MODE,
+    PREFILL_KEEP_TOKENS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +107,8 @@ class Settings:
     allow_fallback: tuple[str, ...] = ()
     batch_invariant: bool = False
     log_level: str = "info"
+    yoco_prefill_truncation_mode: str = "off"
+    yoco_prefill_keep_tokens: int = 140
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -98,11 +123,23 @@ class Settings:
             allow_fallback=reader.names(ALLOW_FALLBACK),
             batch_invariant=reader.flag(BATCH_INVARIANT, default=False),
             log_level=reader.choice(LOG_LEVEL),
+            yoco_prefill_truncation_mode=reader.choice(PREFILL_TRUNCATION_MODE),
+            yoco_prefill_keep_tokens=reader.count(PREFILL_KEEP_TOKENS),
         )
         problems = [*reader.problems, *reader.unknown()]
         if problems:
             raise ConfigurationError("environment variables", problems)
         return settings
+
+
+def keep_torch_from_loading_backends() -> None:
+    """Tell torch, before it is imported, not to import every installed backend with itself.
+
+    torch_npu fails there where CANN is missing, and then ``import torch`` fails in every process. The Ascend driver
+    imports torch_npu when it is asked for, so nobody needs this. A value that the user has set stays; where torch was
+    imported first, its own error names the variable.
+    """
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +204,13 @@ class _Reader:
             accepted = ", ".join(f"{yes}/{no}" for yes, no in zip(_TRUE, _FALSE, strict=True))
             self.problems.append(f"{setting.name}={text!r} is not a truth value; write one of {accepted}")
         return False
+
+    def count(self, setting: Setting) -> int:
+        text = self.text(setting) or setting.default
+        if not (text.isascii() and text.isdigit()) or int(text) < 1:
+            self.problems.append(f"{setting.name}={text!r} is no {setting.type}; write a whole number of 1 or more")
+            return int(setting.default)
+        return int(text)
 
     def choice(self, setting: Setting) -> str:
         text = self.text(setting)

@@ -91,12 +91,14 @@ class AdmissionRules:
         max_model_len: positions that a request may hold.
         has_tokenizer: whether there is text, in which stop strings could be found.
         makes_one_token: a prompt engine, which cannot go on after the first token.
+        leaves_rows_out: a prompt's first rows do not reach the last layer.
     """
 
     config: ModelConfig
     max_model_len: int
     has_tokenizer: bool
     makes_one_token: bool
+    leaves_rows_out: bool = False
 
     def refusals(self, submission: Submission) -> tuple[str, ...]:
         """Return every reason to refuse a request, in words; empty if there is none."""
@@ -112,6 +114,11 @@ class AdmissionRules:
         problems += params.problems(self.config.vocab_size)
         if params.stop and not self.has_tokenizer:
             problems.append("stop strings need text, but the model has no tokenizer.json; use stop_token_ids")
+        if params.prompt_logprobs is not None and self.leaves_rows_out:
+            problems.append(
+                "prompt_logprobs need every row of the prompt, and this engine leaves some out; build it with "
+                "truncated_prefill='off'"
+            )
         if params.structured_outputs is not None and not self.has_tokenizer:
             problems.append("structured_outputs need text, but the model has no tokenizer.json")
         if self.makes_one_token and params.max_tokens > 1:

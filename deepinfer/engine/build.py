@@ -17,7 +17,8 @@ from deepinfer.cache.pools import CachePools
 from deepinfer.engine.engine import Engine
 from deepinfer.engine.memory import PoolPlan, plan_pools
 from deepinfer.engine.options import EngineOptions
-from deepinfer.engine.worker import Worker
+from deepinfer.engine.worker import PrefillRows, Worker
+from deepinfer.errors import ArgumentError
 from deepinfer.model.checkpoint import Checkpoint, Progress, packaged_model_path
 from deepinfer.model.config import ModelConfig
 from deepinfer.model.engram_hash import token_map
@@ -25,6 +26,7 @@ from deepinfer.model.linear_shapes import linear_shapes
 from deepinfer.model.roles import derive_roles
 from deepinfer.model.rotary import rotary_tables
 from deepinfer.model.transformer import Transformer
+from deepinfer.model.truncation import truncation_problems
 from deepinfer.model.weights import TransformerWeights, load_model
 from deepinfer.scheduling.config import EngineType, SchedulerConfig
 from deepinfer.settings import Settings
@@ -64,13 +66,16 @@ def build_engine_on(
     ``worker_type`` lets a simulation put a worker of its own in the place of the ordinary one.
     """
     settings = settings if settings is not None else Settings.from_environment()
-    options = options if options is not None else EngineOptions()
+    options = (options if options is not None else EngineOptions()).under(settings)
     directory = Path(model) if model is not None else packaged_model_path()
     plan = plan_ops(driver, options, settings)
     checkpoint = Checkpoint.open(directory)
     for notice in checkpoint.notices:
         _LOG.info("%s: %s", directory, notice)
     config = checkpoint.config
+    prefill = PrefillRows.of(options)
+    if problems := truncation_problems(config, prefill.mode, prefill.keep_tokens, options.backtrack):
+        raise ArgumentError("engine options", problems)
     if plan.options.batch_invariant:
         driver.set_determinism(Repeatability.BATCH_INVARIANT, linear_shapes(config, plan.options))
 
@@ -89,7 +94,7 @@ def build_engine_on(
     _LOG.log(level, "%s", pool_plan.arithmetic)
     pools = CachePools.allocate(layout, driver, num_blocks=pool_plan.num_blocks, num_slots=pool_plan.num_state_slots)
     rotary = rotary_tables(config, pool_plan.max_model_len).to(driver.device)
-    worker = worker_type(Transformer(config, weights, plan.ops, rotary), pools, driver, plan.ops)
+    worker = worker_type(Transformer(config, weights, plan.ops, rotary), pools, driver, plan.ops, prefill)
     return Engine(config, options, pool_plan, scheduler_config(config, options, pool_plan), worker, plan, tokenizer)
 
 

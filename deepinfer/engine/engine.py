@@ -76,6 +76,7 @@ class Engine:
             pools.max_model_len,
             has_tokenizer=tokenizer is not None,
             makes_one_token=options.engine_type == "prompt",
+            leaves_rows_out=options.is_prefill_truncated,
         )
         self._table = RequestTable()
         self._forms = WaitingForms(self._make_compiler, [config.eos_token_id])
@@ -248,6 +249,8 @@ class Engine:
         problems = list(self._rules.refusals(submission))
         if image_mask is not None and len(mask) != num_ids:
             problems.append(f"image_mask has {len(mask)} flags for {num_ids} ids")
+        if self.options.is_prefill_truncated:
+            problems.append("this engine leaves rows of a prompt out; build it with truncated_prefill='off'")
         if self.has_unfinished_requests():
             problems.append(f"{len(self._table)} requests are unfinished; run step() until they end, or abort them")
         if problems:

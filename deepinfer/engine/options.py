@@ -8,14 +8,16 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal, TypedDict, get_args
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypedDict, cast, get_args
 
 import torch
 
 from deepinfer.accelerator import KvCacheDtype, Numerics
 from deepinfer.engine.other_names import ADVICE
 from deepinfer.errors import ArgumentError
+from deepinfer.model.truncation import TruncationMode
+from deepinfer.settings import Settings
 
 DtypeName = Literal["float32", "bfloat16", "float64"]
 EngineType = Literal["normal", "prompt", "completion"]
@@ -49,6 +51,8 @@ class EngineKeywords(TypedDict, total=False):
     prefill_attempt_interval: int
     prefill_any_attempt_interval: int
     num_speculative_tokens: int
+    truncated_prefill: TruncationMode | None
+    truncated_prefill_keep_tokens: int | None
     seed: int
     allow_fallback: tuple[str, ...]
 
@@ -78,6 +82,11 @@ class EngineOptions:
         prefill_attempt_interval: decode steps between chances for a prefill that every rank wants.
         prefill_any_attempt_interval: decode steps between chances for a prefill that any rank wants.
         num_speculative_tokens: draft tokens per step; this release has no drafts, so only 0 is accepted.
+        truncated_prefill: which rows of a prompt run the layers behind the last owner of long-range entries: all with
+            "off", the last ones with "compact", and with "mask" the same the slow way. None means what
+            DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE says. Prompt log-probabilities need "off".
+        truncated_prefill_keep_tokens: how many last rows those are; None means what
+            DEEPINFER_YOCO_PREFILL_KEEP_TOKENS says.
         seed: seeds the generator from which requests without a seed of their own draw theirs.
         allow_fallback: ops that may run on cpu_ref, added to what DEEPINFER_ALLOW_FALLBACK names.
     """
@@ -100,6 +109,8 @@ class EngineOptions:
     prefill_attempt_interval: int = 70
     prefill_any_attempt_interval: int = 100
     num_speculative_tokens: int = 0
+    truncated_prefill: TruncationMode | None = None
+    truncated_prefill_keep_tokens: int | None = None
     seed: int = 0
     allow_fallback: tuple[str, ...] = ()
 
@@ -122,6 +133,20 @@ class EngineOptions:
         if problems:
             raise ArgumentError(_WHAT, problems)
         return options
+
+    def under(self, settings: Settings) -> EngineOptions:
+        """Return the options with what the environment says where they leave it to the environment."""
+        mode, keep = self.truncated_prefill, self.truncated_prefill_keep_tokens
+        return replace(
+            self,
+            truncated_prefill=cast("TruncationMode", mode or settings.yoco_prefill_truncation_mode),
+            truncated_prefill_keep_tokens=keep if keep is not None else settings.yoco_prefill_keep_tokens,
+        )
+
+    @property
+    def is_prefill_truncated(self) -> bool:
+        """Whether some rows of a long prompt are left out of the last layers."""
+        return self.truncated_prefill not in (None, "off")
 
     @property
     def activation_dtype(self) -> torch.dtype:
@@ -146,6 +171,7 @@ class EngineOptions:
         _check_choice(problems, "numerics", self.numerics, get_args(Numerics))
         _check_choice(problems, "kv_cache_dtype", self.kv_cache_dtype, get_args(KvCacheDtype))
         _check_choice(problems, "engine_type", self.engine_type, get_args(EngineType))
+        _check_choice(problems, "truncated_prefill", self.truncated_prefill, (None, *get_args(TruncationMode)))
         _check_choice(problems, "batch_invariant", self.batch_invariant, (None, True, False))
         for name in ("enable_chunked_prefill", "stop_preempted_requests"):
             _check_choice(problems, name, getattr(self, name), (True, False))
@@ -167,6 +193,7 @@ class EngineOptions:
             ("max_prefill_history_tokens", 1),
             ("num_blocks", 2),
             ("num_state_slots", 2),
+            ("truncated_prefill_keep_tokens", 1),
         ):
             if getattr(self, name) is not None:
                 _check_integer(problems, name, getattr(self, name), least)

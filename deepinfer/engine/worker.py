@@ -11,9 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from deepinfer.accelerator import AcceleratorDriver, Ops
+from deepinfer.accelerator.batch import StepLayout
 from deepinfer.cache.pools import CachePools
+from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.step_inputs import build_step_inputs
 from deepinfer.model.transformer import GivenEmbeddings, Transformer
+from deepinfer.model.truncation import Truncation, TruncationMode, truncate
 from deepinfer.sampling.prompt import ROWS_PER_PIECE, PromptLogProbabilities
 from deepinfer.sampling.rows import RowRequest, build_sampling_step
 from deepinfer.sampling.sampler import SampledRow, Sampler
@@ -48,11 +51,45 @@ class RowExtras:
     logits: LogitsRequest | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PrefillRows:
+    """Which rows of a prompt run the layers behind the last owner.
+
+    Attributes:
+        mode: "off" for all of them.
+        keep_tokens: how many last rows are kept otherwise.
+    """
+
+    mode: TruncationMode = "off"
+    keep_tokens: int = 0
+
+    @classmethod
+    def of(cls, options: EngineOptions) -> PrefillRows:
+        """Read them from options that the environment has completed."""
+        return cls(options.truncated_prefill or "off", options.truncated_prefill_keep_tokens or 0)
+
+    def truncation(self, step: ScheduledStep, layout: StepLayout) -> Truncation | None:
+        """Return what is left out of a step; None for a decode step and where nothing is."""
+        if self.mode == "off" or step.kind != "prefill":
+            return None
+        # The root's prompt, for a request that is computed anew after a preemption or a fork: the same rows again.
+        starts = [max(0, sequence.root_prompt_tokens - self.keep_tokens) for sequence in step.sequences]
+        return truncate(layout, starts, self.mode)
+
+
 class Worker:
     """Runs steps on one device. It keeps nothing about requests: what it remembers lies in the pools."""
 
-    def __init__(self, transformer: Transformer, pools: CachePools, driver: AcceleratorDriver, ops: Ops) -> None:
+    def __init__(
+        self,
+        transformer: Transformer,
+        pools: CachePools,
+        driver: AcceleratorDriver,
+        ops: Ops,
+        prefill: PrefillRows | None = None,
+    ) -> None:
         self.pools = pools
+        self._prefill = prefill if prefill is not None else PrefillRows()
         self._transformer = transformer
         self._driver = driver
         self._ops = ops
@@ -81,8 +118,12 @@ class Worker:
         with torch.inference_mode():
             tokens_TG = self._transformer.ngram_tokens(inputs.ids_T, inputs.history_RG, inputs.layout)
             embeddings = self._given_embeddings(step, extras, inputs.layout.image_T)
-            hidden = self._transformer.forward(inputs.ids_T, tokens_TG, inputs.layout, self.pools, embeddings)
-            logits_RV = self._project(hidden.hidden_TD.index_select(0, inputs.last_row_R))
+            truncation = self._prefill.truncation(step, inputs.layout)
+            hidden = self._transformer.forward(
+                inputs.ids_T, tokens_TG, inputs.layout, self.pools, embeddings, truncation=truncation
+            )
+            last_row_R = inputs.last_row_R if truncation is None else truncation.last_row_R
+            logits_RV = self._project(hidden.hidden_TD.index_select(0, last_row_R))
             sampling = build_sampling_step(requests, self.device)
             sampled = self._sampler.sample(logits_RV, sampling)
             self._fill_extras(step, extras, hidden.hidden_TD)

@@ -18,6 +18,7 @@ def child_of(parent: Sequence, child_id: str, stop_rules: StopRules) -> Sequence
         chunk_checkpoints=parent.chunk_checkpoints,
         schedulable=parent.schedulable,
     )
+    child.root_prompt_tokens = parent.root_prompt_tokens
     child.is_continuation = parent.is_continuation or parent.num_output_tokens > 0
     return child
 

@@ -52,6 +52,7 @@ class Sequence:
         root_arrival: the arrival of the request it was forked from, through all generations; else its own.
         schedulable: False while something outside (an image worker) still prepares its prompt.
         num_prompt_tokens: tokens of the prompt; for a fork, its parent's whole history.
+        root_prompt_tokens: tokens of the prompt of the request it was forked from, through all generations.
         is_continuation: its tokens were computed before, so the limits on a fresh prompt do not apply to it.
         preemptions: how many times it lost its memory.
     """
@@ -69,6 +70,7 @@ class Sequence:
         "prompt_token_ids",
         "request_id",
         "root_arrival",
+        "root_prompt_tokens",
         "row",
         "schedulable",
         "status",
@@ -90,6 +92,7 @@ class Sequence:
         self.prompt_token_ids: NDArray[np.int64] = np.array(prompt_token_ids, dtype=np.int64)
         self.prompt_token_ids.setflags(write=False)
         self.num_prompt_tokens = self.prompt_token_ids.size
+        self.root_prompt_tokens = self.num_prompt_tokens
         self.stop_rules = stop_rules
         # Most requests have neither.
         self.image_spans = tuple(ImageSpan(*span) for span in sorted(image_spans)) if image_spans else ()

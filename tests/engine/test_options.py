@@ -32,6 +32,8 @@ FROZEN = {
     "prefill_attempt_interval": 70,
     "prefill_any_attempt_interval": 100,
     "num_speculative_tokens": 0,
+    "truncated_prefill": None,
+    "truncated_prefill_keep_tokens": None,
     "seed": 0,
     "allow_fallback": (),
 }
