@@ -45,6 +45,7 @@ def test_names_and_defaults_are_the_documented_ones() -> None:
         "repetition_penalty": 1.0,
         "first_n_token_no_eos": 0,
         "golden_token_ids": None,
+        "structured_outputs": None,
     }
 
 
