@@ -20,7 +20,7 @@ from deepinfer.accelerator.ops.base import OpGroup
 from deepinfer.errors import DeterminismError, OpRefusedError
 
 INTERFACE_VERSION: tuple[int, int] = (1, 1)
-"""1.1 adds ``join_group`` and ``RankPlace``."""
+"""1.1 adds ``join_group``, ``RankPlace`` and ``runtime_variables``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +124,13 @@ class AcceleratorDriver(ABC):
 
         A group that is absent, or an op of a group that is not overridden, is not implemented.
         """
+
+    def runtime_variables(self) -> Mapping[str, str]:
+        """Return the variables of the vendor's runtime with the values in force, for the plan; interface 1.1.
+
+        Name those that decide about results or order, an empty text for one that is not set. The default has none.
+        """
+        return {}
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return an uninitialised tensor on the device: its contents may be anything, NaN included."""

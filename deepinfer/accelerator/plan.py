@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from deepinfer.accelerator.capabilities import OpCapability, Repeatability
@@ -59,6 +59,7 @@ class Plan:
             serves are left out.
         ops: the ops, ready to call; what is left out refuses to be called.
         features: what was asked for beyond the text model.
+        runtime_variables: of the vendor's runtime, with the values in force; an empty text is one that is not set.
     """
 
     driver: str
@@ -66,6 +67,7 @@ class Plan:
     rows: tuple[PlanRow, ...]
     ops: Ops
     features: tuple[Feature, ...] = ()
+    runtime_variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
@@ -87,6 +89,7 @@ class Plan:
             "batch_invariant": self.options.batch_invariant,
             "repeatability": f"R{int(self.repeatability)}",
             "features": list(self.features),
+            "runtime_variables": dict(self.runtime_variables),
             "ops": [row.as_json() for row in self.rows],
         }
 
@@ -231,7 +234,7 @@ def _bind(
         bound[group_type.group] = _compose(group_type, sources)
     # Each value is an instance of the group class that its key names: OP_GROUPS and the fields of Ops are one list.
     ops = Ops(**cast("dict[str, object]", bound))  # type: ignore[arg-type]
-    return Plan(driver.name, options, tuple(rows), ops, features)
+    return Plan(driver.name, options, tuple(rows), ops, features, dict(driver.runtime_variables()))
 
 
 def _in_force(claim: OpCapability, options: OpOptions) -> Repeatability:

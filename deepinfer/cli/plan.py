@@ -39,6 +39,8 @@ def plan(
 
 def _text(made: Plan) -> str:
     facts = made.as_json()
-    head = [f"{name:<15}  {value}" for name, value in facts.items() if name != "ops"]
+    variables = made.runtime_variables
+    head = [f"{name:<15}  {value}" for name, value in facts.items() if name not in ("ops", "runtime_variables")]
+    head += [f"{name:<15}  {value or 'not set'}" for name, value in variables.items()]
     rows = [(row.op, row.driver, row.provider, f"R{int(row.repeatability)}", row.note) for row in made.rows]
     return "\n".join([*head, "", show.table(("op", "driver", "provider", "level", "why not its own"), rows)])

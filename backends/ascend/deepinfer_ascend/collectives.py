@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import Store
 from deepinfer.accelerator.collectives import Collectives, RankPlace
 from deepinfer.errors import DeepInferError, OpRefusedError
 from deepinfer_ascend import runtime
-from deepinfer_ascend.roll_call import RollCall
+from deepinfer.accelerator.roll_call import RollCall
 
 MakeTransport = Callable[[Store, RankPlace], Any]
 _BUSY_POLL_S: Final = 20e-6
@@ -55,7 +55,7 @@ class HcclCollectives(Collectives):
         try:
             self._group = transport(self._roll_call.keys("transport"), place)
         except RuntimeError as error:
-            raise self._roll_call.failure("connecting the ranks", str(error)) from error
+            raise self._roll_call.failure("connecting the ranks", error) from error
 
     @property
     def rank(self) -> int:
@@ -125,7 +125,7 @@ class HcclCollectives(Collectives):
                 time.sleep(_BUSY_POLL_S)
             work.wait()
         except RuntimeError as error:
-            self._broken = self._roll_call.failure(what, str(error))
+            self._broken = self._roll_call.failure(what, error)
             raise self._broken from error
 
 

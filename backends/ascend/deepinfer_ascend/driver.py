@@ -123,10 +123,9 @@ class Driver(AcceleratorDriver):
         if level > Repeatability.NONE:
             prove(level, shapes, self.capabilities().ops, self.device)
 
-    @staticmethod
-    def vendor_environment() -> str:
-        """Return the vendor's variables as they are in force, for reports."""
-        return environment.described()
+    def runtime_variables(self) -> Mapping[str, str]:
+        """Return the variables of CANN and HCCL that decide about order, as they are in force."""
+        return environment.in_force()
 
 
 def native_groups(arithmetic: Arithmetic, operators: Operators, *, in_nz: bool = False) -> dict[str, OpGroup]:

@@ -95,7 +95,12 @@ def apply_at_start(environ: MutableMapping[str, str] | None = None) -> None:
             target[variable.name] = variable.values_for(_R1)[0]
 
 
-def described(environ: Mapping[str, str] | None = None) -> str:
-    """Return the variables with their values as they are now, for reports."""
+def in_force(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return every variable with its value as it is now; an empty text is one that is not set."""
     present = os.environ if environ is None else environ
-    return " ".join(f"{variable.name}={present.get(variable.name, '') or 'unset'}" for variable in VARIABLES)
+    return {variable.name: present.get(variable.name, "") for variable in VARIABLES}
+
+
+def described(environ: Mapping[str, str] | None = None) -> str:
+    """Return the variables with their values as they are now, on one line."""
+    return " ".join(f"{name}={value or 'unset'}" for name, value in in_force(environ).items())

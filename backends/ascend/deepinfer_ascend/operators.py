@@ -108,12 +108,13 @@ class Operators:
 
     def mx_matmul_of_groups(self, x: Quantised, codes_GKN: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
         """Return [T, G, N]: rows [T, G, K] by one MXFP8 weight a group, scales [G, K/64, N, 2]."""
+        # It has no arguments for the dtypes of its scales: they must say themselves that they are powers of two.
         product = torch.ops.npu.npu_transpose_quant_batchmatmul(
             x.codes,
             codes_GKN,
             dtype,
-            x1_scale=x.scales,
-            x2_scale=scales,
+            x1_scale=x.scales.view(torch.float8_e8m0fnu),
+            x2_scale=scales.view(torch.float8_e8m0fnu),
             group_sizes=[0, 0, MX_BLOCK],
             perm_x1=[1, 0, 2],
             perm_x2=[0, 1, 2],

@@ -2,7 +2,7 @@
 
 Every exchange begins with a note from each rank to each other one: what it calls, and how much it sends and awaits.
 So every exchange waits for every rank, and ranks that call different things are told so instead of hanging. Gloo never
-says which rank it missed; `deepinfer_cpu_ref.roll_call` finds out.
+says which rank it missed; `deepinfer.accelerator.roll_call` finds out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroupGloo
 
 from deepinfer.accelerator.collectives import Collectives, RankPlace
 from deepinfer.errors import DeepInferError, OpRefusedError
-from deepinfer_cpu_ref.roll_call import RollCall, time_left
+from deepinfer.accelerator.roll_call import RollCall, time_left
 
 _NOTE_BYTES: Final = 256
 
