@@ -85,7 +85,7 @@ def _scan(args: Sequence[str], takes_value: dict[str, bool]) -> _Scan:
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=2)
+    close = difflib.get_close_matches(name, known, n=2, cutoff=0.7)
     if close:
         return f"unknown option {name!r}; did you mean {' or '.join(close)}?"
     return f"unknown option {name!r}; a value that begins with '-' goes after '--'"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -17,6 +17,7 @@ from deepinfer.errors import ArgumentError
 if TYPE_CHECKING:
     from deepinfer.engine.outputs import CompletionOutput, RequestOutput
     from deepinfer.llm import LLM
+    from deepinfer.sampling.grammar.specification import StructuredOutputs
     from deepinfer.sampling.params import SamplingParams
 
 DEFAULT_PROMPT: Final = "Once upon a time"
@@ -62,6 +63,21 @@ def generate(
         int | None,
         typer.Option(metavar="N", help="List the N best tokens per emitted token: a table, or with --json a field."),
     ] = None,
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", exists=True, dir_okay=False, help="Answers are JSON of this schema (extra 'structured')."
+        ),
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Answers match this regular expression (extra 'structured').")
+    ] = None,
+    ebnf: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", exists=True, dir_okay=False, help="Answers are of this grammar (extra 'structured')."
+        ),
+    ] = None,
     dtype: options.Dtype = None,
     numerics: options.Numerics = "portable",
     kv_cache_dtype: options.KvCacheDtype = "released",
@@ -72,6 +88,13 @@ def generate(
     num_blocks: Annotated[int | None, typer.Option(help="Cache blocks; unset: from the memory budget.")] = None,
     num_state_slots: Annotated[int | None, typer.Option(help="State slots; unset: from --max-num-seqs.")] = None,
     memory_utilization: Annotated[float, typer.Option(help="Share of free device memory for caches.")] = 0.9,
+    truncated_prefill: Annotated[
+        Literal["off", "mask", "compact"] | None,
+        typer.Option(help="Rows of a prompt that run the last layers; unset: what the environment says, else all."),
+    ] = None,
+    truncated_prefill_keep_tokens: Annotated[
+        int | None, typer.Option(help="Last rows that are kept; unset: what the environment says, else 140.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON line per request.")] = False,
     stream: Annotated[
         bool, typer.Option("--stream", help="Write text as it comes; with --json a line per request and step.")
@@ -117,6 +140,7 @@ def generate(
         stop_token_ids=tuple(stop_ids),
         ignore_eos=ignore_eos,
         logprobs=logprobs,
+        structured_outputs=_form(json_schema, regex, ebnf),
     )
     # The vocabulary is known once the model is loaded; the engine looks at ids again then.
     problems += params.problems(vocab_size=2**31 - 1)
@@ -131,6 +155,8 @@ def generate(
         num_blocks=num_blocks,
         num_state_slots=num_state_slots,
         memory_utilization=memory_utilization,
+        truncated_prefill=truncated_prefill,
+        truncated_prefill_keep_tokens=truncated_prefill_keep_tokens,
     )
     try:
         EngineOptions.from_keywords(keywords)
@@ -152,6 +178,15 @@ def generate(
         print(f"error: {failure}", file=sys.stderr)
     if failures:
         raise typer.Exit(1)
+
+
+def _form(json_schema: Path | None, regex: str | None, ebnf: Path | None) -> StructuredOutputs | None:
+    from deepinfer.sampling.grammar.specification import StructuredOutputs
+
+    texts = [path.read_text(encoding="utf-8") if path is not None else None for path in (json_schema, ebnf)]
+    if regex is None and not any(text is not None for text in texts):
+        return None
+    return StructuredOutputs(json_schema=texts[0], regex=regex, ebnf=texts[1])
 
 
 def _answer(llm: LLM, prompts: _Prompts, params: SamplingParams, *, as_json: bool, stream: bool) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 from deepinfer import llm
 from deepinfer.cli import generate as command
 from deepinfer.engine.outputs import CompletionOutput, RequestOutput
+from deepinfer.sampling.grammar import StructuredOutputs
 
 Run = Callable[..., object]
 
@@ -54,6 +55,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> type[StandIn]:
 
 
 def test_options_reach_the_library(run: Run, library: type[StandIn], tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "string"}')
     ran = run(
         *("generate", "one", "two", "--prompt-ids", "1,2, 3", "--prompt-ids", "4", "--model", tmp_path),
         *("--accelerator", "cpu_ref", "--temperature", "0", "--top-k", "5", "--top-p", "0.5", "--min-p", "0.1"),
@@ -65,6 +68,7 @@ def test_options_reach_the_library(run: Run, library: type[StandIn], tmp_path: P
             "--memory-utilization",
             "0.5",
         ),
+        *("--truncated-prefill", "mask", "--truncated-prefill-keep-tokens", "77", "--json-schema", schema),
     )
     assert ran.status == 0, ran.err
     built, generated = library.calls
@@ -81,6 +85,8 @@ def test_options_reach_the_library(run: Run, library: type[StandIn], tmp_path: P
         "num_blocks": 10,
         "num_state_slots": 4,
         "memory_utilization": 0.5,
+        "truncated_prefill": "mask",
+        "truncated_prefill_keep_tokens": 77,
     }
     assert generated["prompts"] == ["one", "two", [1, 2, 3], [4]]
     assert generated["use_tqdm"] is True
@@ -88,6 +94,20 @@ def test_options_reach_the_library(run: Run, library: type[StandIn], tmp_path: P
     assert (params.temperature, params.top_k, params.top_p, params.min_p, params.seed) == (0, 5, 0.5, 0.1, 7)
     assert (params.max_tokens, params.min_tokens, params.n, params.stop) == (3, 1, 2, ("a", "b"))
     assert (params.stop_token_ids, params.ignore_eos, params.logprobs) == ((8, 9), True, 4)
+    assert params.structured_outputs == StructuredOutputs(json_schema='{"type": "string"}')
+
+
+def test_a_form_may_be_text_or_a_file_and_only_one(run: Run, library: type[StandIn], tmp_path: Path) -> None:
+    grammar = tmp_path / "grammar.ebnf"
+    grammar.write_text('root ::= "a"')
+    run("generate", "x", "--regex", "a+")
+    run("generate", "x", "--ebnf", grammar)
+    found = [call["params"].structured_outputs for call in library.calls if "params" in call]
+    assert found == [StructuredOutputs(regex="a+"), StructuredOutputs(ebnf='root ::= "a"')]
+    ran = run("generate", "x", "--ebnf", grammar, "--regex", "a", "--max-tokens", "0")
+    assert ran.status == 2
+    assert "regex and ebnf" in ran.err
+    assert "max_tokens" in ran.err
 
 
 def test_without_a_prompt_the_documented_one_is_used(run: Run, library: type[StandIn]) -> None:
