@@ -88,6 +88,21 @@ PREFILL_KEEP_TOKENS: Final = Setting(
     effect="How many last rows of a prompt a truncated prefill keeps, where "
     "`LLM(truncated_prefill_keep_tokens=)` does not say.",
 )
+NVIDIA_INTERPRET: Final = Setting(
+    name="DEEPINFER_NVIDIA_INTERPRET",
+    type="bool",
+    default="0",
+    effect="Runs the kernels of the `nvidia` driver in an interpreter on the CPU, some thousand times slower than a "
+    "GPU. For tests and study only; it needs triton 3.9.0 and no GPU.",
+    choices=("0", "1"),
+)
+NVIDIA_PROVIDERS: Final = Setting(
+    name="DEEPINFER_NVIDIA_PROVIDERS",
+    type="names of libraries, separated by commas",
+    default="none",
+    effect="Lets the installed libraries `flash_mla` and `deep_gemm` serve ops of the `nvidia` driver in place of its "
+    "own kernels. One that is named and cannot be used is an error; the plan names each op that one serves.",
+)
 
 SETTINGS: Final = (
     ACCELERATOR,
@@ -96,6 +111,8 @@ SETTINGS: Final = (
     LOG_LEVEL,
     PREFILL_TRUNCATION_MODE,
     PREFILL_KEEP_TOKENS,
+    NVIDIA_INTERPRET,
+    NVIDIA_PROVIDERS,
 )
 
 
@@ -109,6 +126,8 @@ class Settings:
     log_level: str = "info"
     yoco_prefill_truncation_mode: str = "off"
     yoco_prefill_keep_tokens: int = 140
+    nvidia_interpret: bool = False
+    nvidia_providers: tuple[str, ...] = ()
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -125,6 +144,8 @@ class Settings:
             log_level=reader.choice(LOG_LEVEL),
             yoco_prefill_truncation_mode=reader.choice(PREFILL_TRUNCATION_MODE),
             yoco_prefill_keep_tokens=reader.count(PREFILL_KEEP_TOKENS),
+            nvidia_interpret=reader.flag(NVIDIA_INTERPRET, default=False),
+            nvidia_providers=reader.names(NVIDIA_PROVIDERS),
         )
         problems = [*reader.problems, *reader.unknown()]
         if problems:

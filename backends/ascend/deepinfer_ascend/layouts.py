@@ -31,6 +31,7 @@ ONE_CODE: Final = 127
 
 NZ_ROWS: Final = 16
 NZ_BYTES: Final = 32
+NZ_FP4_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +146,13 @@ def _turned(x: Tensor) -> Tensor:
     return fresh.copy_(turned)
 
 
-def to_nz(matrix: Tensor) -> Tensor:
-    """Return [..., R, C] as NZ tiles [..., C*b/32, R/16, 16, 32/b]; R and C must fill whole tiles."""
-    width = NZ_BYTES // matrix.element_size()
+def to_nz(matrix: Tensor, *, tile_bytes: int = NZ_BYTES) -> Tensor:
+    """Return [..., R, C] as NZ tiles [..., C/c, R/16, 16, c] of c columns; R and C must fill whole tiles.
+
+    A row of a tile has 32 bytes, but :data:`NZ_FP4_BYTES` for packed MXFP4 weights of W4A8 products: 32 codes, as many
+    as the e4m3 codes that they meet.
+    """
+    width = tile_bytes // matrix.element_size()
     rows, columns = matrix.shape[-2:]
     if rows % NZ_ROWS or columns % width:
         refuse("layout", f"NZ tiles are {NZ_ROWS} rows by {width} columns; {rows} x {columns} does not fill them")

@@ -165,7 +165,7 @@ class Operators:
         return cast("Tensor", product)
 
     def cast_mxfp4_to_nz(self, codes_ENK: Tensor) -> Tensor:
-        """Return packed MXFP4 weights in the NZ format; the shape stays, the bytes move (layouts.to_nz)."""
+        """Return packed MXFP4 weights in the NZ format; the shape stays, the bytes move (`layouts.to_nz`, 16 a row)."""
         # npu_format_cast is this operator without a Meta kernel.
         turned = torch.ops.npu._npu_format_cast(codes_ENK, NZ_FORMAT, E4M3, FP4_CODE)
         return cast("Tensor", turned)

@@ -85,6 +85,14 @@ def test_nz_tiles_come_back(dtype):
     assert torch.equal(tiles[1, 0, 0], matrix[1, :16, :width])
 
 
+def test_packed_codes_come_in_tiles_of_sixteen_bytes():
+    matrix = torch.arange(32 * 48, dtype=torch.int32).view(32, 48).to(torch.uint8)
+    tiles = layouts.to_nz(matrix, tile_bytes=layouts.NZ_FP4_BYTES)
+    assert tiles.shape == (3, 2, 16, 16)
+    assert torch.equal(tiles[2, 1], matrix[16:, 32:])
+    assert torch.equal(layouts.from_nz(tiles), matrix)
+
+
 def test_what_has_no_inverse_is_refused():
     with pytest.raises(OpRefusedError, match="differ within 32 rows"):
         layouts.blocks_of_rows(torch.arange(64, dtype=torch.uint8).view(32, 2))

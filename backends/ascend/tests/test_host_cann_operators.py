@@ -5,6 +5,8 @@ Legend: T rows, K in features, N out features, E experts, D width, S streams, H 
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 from host_cann import Emulator
@@ -18,6 +20,8 @@ from deepinfer.numerics import (
     quantise_mxfp4_blocks,
     unpack_nibbles,
 )
+from deepinfer_ascend import layouts
+from deepinfer_ascend.operators import Operators
 
 E8M0, FP4 = 293, 296
 PAIRED_K = 128
@@ -317,3 +321,18 @@ def test_top_k_top_p_keeps_the_likeliest(host_cann_machine: Emulator) -> None:
         logits.npu(), torch.tensor([1.0, 0.5]).npu(), torch.tensor([2, 4], dtype=torch.int32).npu()
     )
     assert kept.cpu().isfinite().tolist() == [[False, True, False, True], [False, True, False, False]]
+
+
+def test_packed_weights_reach_the_nz_format_in_tiles_of_16_rows_and_32_codes(host_cann_machine: Emulator) -> None:
+    """What the operator's storage holds afterwards is the driver's own layout, byte for byte."""
+    codes = torch.arange(2 * 32 * 64).view(2, 32, 64).to(torch.uint8)
+    with host_cann_machine.record() as recording:
+        turned = Operators().cast_mxfp4_to_nz(codes.npu())
+    call = recording.only("aclnnNpuFormatCast")
+    assert call.tensor("x").shape == (2, 32, 128)
+    assert call.tensor("tiles").storage_shape == (2, 4, 2, 16, 32)
+    assert call.tensor("tiles").format == "FRACTAL_NZ_C0_32"
+    assert turned.shape == codes.shape
+    # A copy to the host would ask for the plain order first; emulated memory can be read where it lies.
+    stored = ctypes.string_at(call.tensor("tiles").address, codes.numel())
+    assert stored == layouts.to_nz(codes, tile_bytes=layouts.NZ_FP4_BYTES).numpy().tobytes()

@@ -40,7 +40,7 @@ from deepinfer_conformance.triton_cpu.errors import (
     TritonVersionError,
 )
 from deepinfer_conformance.triton_cpu.launches import Launch, ScalarArgument, TensorArgument, launch_differences
-from deepinfer_conformance.triton_cpu.session import Session, interpreted, launch
+from deepinfer_conformance.triton_cpu.session import Session, interpret_from_here, interpreted, launch
 from deepinfer_conformance.triton_cpu.versions import PROVED_VERSIONS, require_proved_version
 
 __all__ = [
@@ -66,6 +66,7 @@ __all__ = [
     "compile_kernels",
     "compile_request",
     "compile_request_of",
+    "interpret_from_here",
     "interpreted",
     "launch",
     "launch_differences",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -38,7 +39,9 @@ class Session:
         bounds: Literal["storage", "view"],
         poison_undefined: bool,
         program_order: Literal["forward", "reverse"],
+        keep_launches: bool,
     ) -> None:
+        self._keep_launches = keep_launches
         self.launches: list[Launch] = []
         self._view_only = bounds == "view"
         self._reverse = program_order == "reverse"
@@ -57,7 +60,8 @@ class Session:
         for hook in kernel.pre_run_hooks:
             hook(*arguments, **named)
         bound = bind_launch(kernel.fn, arguments, grid, named, view_only=self._view_only)
-        self.launches.append(bound.launch)
+        if self._keep_launches:
+            self.launches.append(bound.launch)
         self.builder.set_grid_dim(*bound.launch.grid)
         self.builder.begin(bound.launch.kernel, bound.operands)
         values = bound.device_values()
@@ -85,6 +89,7 @@ def interpreted(
     bounds: Literal["storage", "view"] = "storage",
     poison_undefined: bool = True,
     program_order: Literal["forward", "reverse"] = "forward",
+    keep_launches: bool = True,
 ) -> Iterator[Session]:
     """Within the block every launch ``kernel[grid](...)`` runs on CPU tensors in the repaired interpreter.
 
@@ -97,6 +102,7 @@ def interpreted(
             leaves them undefined. ``False``: zeros, as the interpreter and NVIDIA's compiled code happen to give.
         program_order: ``"reverse"`` runs the last program first. Programs of one launch may run in any order, so a
             kernel must give the same bits both ways.
+        keep_launches: ``False``: nothing is remembered, for blocks without an end.
 
     Raises:
         TritonVersionError: the repairs were not proved on the installed Triton.
@@ -105,13 +111,31 @@ def interpreted(
     require_proved_version()
     if isinstance(interpreter.interpreter_builder, CheckedBuilder):
         raise InterpretationError("`interpreted` blocks do not nest; leave the outer one first")
-    session = Session(bounds=bounds, poison_undefined=poison_undefined, program_order=program_order)
+    session = Session(
+        bounds=bounds,
+        poison_undefined=poison_undefined,
+        program_order=program_order,
+        keep_launches=keep_launches,
+    )
     scope = interpreter._LangPatchScope()
     try:
         _install(scope, session)
         yield session
     finally:
         scope.restore()
+
+
+def interpret_from_here() -> None:
+    """Interpret every launch of this process from here on; no work where an `interpreted` block is open.
+
+    For a process that lives in the interpreter, such as a driver's own interpreted mode; tests use `interpreted`.
+    """
+    if isinstance(interpreter.interpreter_builder, CheckedBuilder):
+        return
+    forever = ExitStack()
+    forever.enter_context(interpreted(keep_launches=False))
+    # Also what keeps the block alive until then.
+    atexit.register(forever.close)
 
 
 def _install(scope: Any, session: Session) -> None:

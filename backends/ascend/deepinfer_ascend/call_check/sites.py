@@ -56,7 +56,6 @@ class Site:
         op: the op of the contract that makes the call.
         trial: makes it and returns every result with the shape and dtype that it must have.
         needs_mx: only chips with an MX matrix unit make it.
-        is_emulated: an emulated device can stand in for what the call asks the runtime.
     """
 
     method: str
@@ -64,7 +63,6 @@ class Site:
     op: str
     trial: Trial
     needs_mx: bool = False
-    is_emulated: bool = True
 
     def made_on(self, chip: Soc) -> bool:
         """Return True when the driver makes this call on ``chip``."""
@@ -212,10 +210,7 @@ SITES: Final = (
     Site("grouped_matmul", "npu_grouped_matmul", "experts.routed", _grouped_matmul),
     Site("grouped_matmul_mxfp8", "npu_grouped_matmul", "experts.routed", _grouped_matmul_mxfp8, needs_mx=True),
     Site("grouped_matmul_mxfp4", "npu_grouped_matmul", "experts.routed", _grouped_matmul_mxfp4, needs_mx=True),
-    # The runtime itself says what size and format the result has, and the host emulator does not know.
-    Site(
-        "cast_mxfp4_to_nz", "_npu_format_cast", "experts.prepare", _cast_mxfp4_to_nz, needs_mx=True, is_emulated=False
-    ),
+    Site("cast_mxfp4_to_nz", "_npu_format_cast", "experts.prepare", _cast_mxfp4_to_nz, needs_mx=True),
     Site("gate", "npu_moe_gating_top_k", "experts.route", _gate, needs_mx=True),
     Site("route_rows", "npu_moe_init_routing_v2", "experts.routed", _route_rows),
     Site("finalize_rows", "npu_moe_finalize_routing", "experts.local", _finalize_rows, needs_mx=True),

@@ -151,6 +151,7 @@ def _assembly(wheel: Path, defined: set[str]) -> str:
     }
     linked = _symbols("--undefined-only", *map(str, [*wheel.glob("lib/*.so"), *wheel.glob("_C*.so")]))
     wanted = looked_up | {name for name in linked if re.match(r"(Msprof|acl|rt[A-Z]|Hccl)", name)}
+    operators = [name for name in operators if name not in defined]
     lines = [_TRAMPOLINES]
     for index, name in enumerate(operators):
         lines += [f"PHASE {name}GetWorkspaceSize", f"movl ${index}, %eax", "jmp host_cann_enter"]

@@ -16,7 +16,7 @@ from host_cann.descriptors import Argument, DescriptorKind, ScalarArgument, Tens
 from host_cann.errors import KernelError
 from host_cann.kernels.registry import Kernel, Shapes
 from host_cann.prototypes import Parameter, Passing
-from host_cann.views import DeviceMemory, MemoryRefusedError
+from host_cann.views import DeviceMemory, MemoryRefusedError, as_stored
 
 REFUSED_CALL = 561103
 _INTEGER_REGISTERS, _FLOAT_REGISTERS = 6, 8
@@ -197,7 +197,11 @@ class Dispatcher:
             return 0
         try:
             with torch._C.DisableTorchFunction(), torch.no_grad():
-                given = {name: self._view(value, device, f"{call.operator} {name}") for name, value in call.arguments}
+                stored = {parameter.name for parameter in call.kernel.prototype.parameters if parameter.is_storage}
+                given = {
+                    name: self._view(as_stored(value) if name in stored else value, device, f"{call.operator} {name}")
+                    for name, value in call.arguments
+                }
                 shapes = call.kernel.function(**given)
                 if shapes:
                     self._set_shapes(call, shapes, again=bool(again))

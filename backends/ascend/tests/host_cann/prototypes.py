@@ -4,7 +4,7 @@
 
 A bare name is a tensor; `list`, `ints`, `bools`, `floats`, `scalar`, `scalars`, `int`, `int32`, `byte`, `bool`,
 `double`, `float` and `text` say what else it is. `?` after a name: null is allowed. `*`: the operator writes it. `&`:
-it reads and writes it.
+it reads and writes it. `!`: the kernel gets the storage of a layout that strides cannot describe, in storage shape.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from host_cann.descriptors import DescriptorKind
 from host_cann.errors import HostCannError
 
 _LINE = re.compile(r"(aclnn\w+)\((.*)\)", re.DOTALL)
-_PARAMETER = re.compile(r"(?:(\w+) )?(\w+)([?*&]*)")
+_PARAMETER = re.compile(r"(?:(\w+) )?(\w+)([?*&!]*)")
 
 
 class Passing(Enum):
@@ -61,6 +61,7 @@ class Parameter:
     is_optional: bool
     is_read: bool
     is_written: bool
+    is_storage: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,8 @@ def parse(line: str) -> Prototype:
         passing, kind = _KINDS[matched[1]]
         marks = matched[3]
         parameters.append(
-            Parameter(matched[2], passing, kind, "?" in marks, "*" not in marks, "*" in marks or "&" in marks)
+            Parameter(
+                matched[2], passing, kind, "?" in marks, "*" not in marks, "*" in marks or "&" in marks, "!" in marks
+            )
         )
     return Prototype(found[1], tuple(parameters))

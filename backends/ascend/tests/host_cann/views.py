@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from host_cann.descriptors import TensorArgument
+from host_cann.descriptors import Argument, TensorArgument
 from host_cann.errors import KernelError
 from host_cann.formats import DTYPES, PLAIN_FORMATS
 
@@ -61,6 +62,16 @@ class DeviceMemory:
             window = (ctypes.c_char * (2 * _RANGE_BYTES)).from_address(self._start)
             self._whole[dtype] = torch.frombuffer(window, dtype=torch.uint8).view(dtype)
         return self._whole[dtype]
+
+
+def as_stored(value: Argument) -> Argument:
+    """Return a tensor's storage as a tensor of its own: contiguous, in storage shape."""
+    if not isinstance(value, TensorArgument):
+        return value
+    strides = [1]
+    for size in reversed(value.storage_shape[1:]):
+        strides.insert(0, strides[0] * size)
+    return replace(value, shape=value.storage_shape, strides=tuple(strides), offset=0, format="ND")
 
 
 class MemoryRefusedError(Exception):

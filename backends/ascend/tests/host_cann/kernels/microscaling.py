@@ -146,3 +146,13 @@ def transpose_quant_matmul(
     left = values_of(x1, x1_scale, 2, "x1", packed=False).permute(turn_x1)
     right = values_of(x2, x2_scale, 1, "x2", packed=False).permute(turn_x2)
     store(out, (left @ right).permute(turn_y))
+
+
+@TABLE.add("aclnnNpuFormatCast(x, tiles!*)")
+def format_cast(x: Tensor, tiles: Tensor) -> None:
+    """ND to FRACTAL_NZ: [.., R, C] as [.., C/c, R/16, 16, c]; two packed codes are one byte of either side."""
+    rows, width = tiles.shape[-2:]
+    if x.shape[-2] % rows or x.shape[-1] % width:
+        raise KernelError(f"is emulated for whole tiles of {rows} x {width}; {tuple(x.shape)} is padded on the chip")
+    apart = torch.unflatten(torch.unflatten(x, -1, (-1, width)), -3, (-1, rows))
+    store(tiles, apart.movedim(-2, -4))

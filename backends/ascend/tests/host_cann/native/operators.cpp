@@ -204,6 +204,33 @@ int host_cann_set_view_shape(void *handle, const int64_t *shape, uint64_t dimens
     memcpy(tensor->shape, shape, dimensions * sizeof *shape);
     return 0;
 }
+// The one operator that says beforehand what shape and format its result has: ND to FRACTAL_NZ, tiles of 16 rows by C0
+// columns. C0 counts elements of `additional_dtype` in 32 bytes; the caller releases the shape.
+int aclnnNpuFormatCastCalculateSizeAndFormat(const Tensor *source, int format, int additional_dtype, int64_t **shape,
+                                             uint64_t *dimensions, int *actual_format) {
+    if (host_cann_kind_of(source) != TENSOR) return fail(REFUSED_CALL, "format cast of a descriptor that is not live");
+    bool is_fp4 = source->dtype == ACL_FLOAT4_E2M1 && additional_dtype == ACL_FLOAT8_E4M3FN;
+    bool is_byte = source->dtype == additional_dtype && (additional_dtype == ACL_INT8 || additional_dtype == ACL_FLOAT8_E4M3FN);
+    // torch_npu names the plain order of three and four dimensions NCL and NCHW.
+    bool is_plain = source->format == ACL_FORMAT_ND || source->format == ACL_FORMAT_NCL || source->format == ACL_FORMAT_NCHW;
+    if (!is_plain || format != ACL_FORMAT_FRACTAL_NZ || !(is_fp4 || is_byte))
+        return fail(REFUSED_CALL, "format cast from format %d, type %d to format %d with tiles of type %d is not emulated",
+                    static_cast<int>(source->format), static_cast<int>(source->dtype), format, additional_dtype);
+    constexpr int64_t ROWS = 16, COLUMNS = 32;
+    int64_t batch = source->dimensions - 2;
+    if (batch < 0 || source->dimensions + 2 > MAX_DIMENSIONS)
+        return fail(REFUSED_CALL, "format cast of %d dimensions", static_cast<int>(source->dimensions));
+    *dimensions = static_cast<uint64_t>(source->dimensions + 2);
+    *shape = new int64_t[*dimensions];
+    memcpy(*shape, source->shape, static_cast<size_t>(batch) * sizeof **shape);
+    int64_t *tiles = *shape + batch;
+    tiles[0] = (source->shape[batch + 1] + COLUMNS - 1) / COLUMNS;
+    tiles[1] = (source->shape[batch] + ROWS - 1) / ROWS;
+    tiles[2] = ROWS;
+    tiles[3] = COLUMNS;
+    *actual_format = is_fp4 ? ACL_FORMAT_FRACTAL_NZ_C0_32 : ACL_FORMAT_FRACTAL_NZ;
+    return 0;
+}
 int aclGetViewShape(const Tensor *tensor, int64_t **shape, uint64_t *dimensions) {
     *dimensions = static_cast<uint64_t>(tensor->dimensions);
     *shape = new int64_t[MAX_DIMENSIONS];
