@@ -33,7 +33,7 @@ LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
     "command",
     [
         'pip install -c constraints.txt . && deepinfer generate "Why is the sky blue?"',
-        "pip install -c constraints.txt -e '.[dev]' && pytest",
+        "pip install -c constraints.txt -e '.[dev]' && pytest -n auto --dist loadfile",
     ],
 )
 def test_continuous_integration_runs_the_commands_of_the_readme(command: str) -> None:
