@@ -32,7 +32,7 @@ from deepinfer_triton.record_tiles import channel_block
 HEADS = 16
 KEYS = 16
 SCORE_CHUNK = 32
-LARGEST_CHUNK = 128
+LARGEST_CHUNK = 256
 UNALIGNED = (
     "ring_ptr",
     "memory_ptr",
@@ -69,18 +69,18 @@ def exact_attention_kernel(
     query_row_stride: tl.int64,
     query_head_stride: tl.int64,
     own_stride: tl.int64,
-    ring: tl.int64,
+    ring: tl.int32,
     ring_slot_stride: tl.int64,
     ring_stride: tl.int64,
     ring_scale_start: tl.int64,
-    per_block: tl.int64,
+    per_block: tl.int32,
     block_stride: tl.int64,
     entry_stride: tl.int64,
     entry_scale_start: tl.int64,
     table_stride: tl.int64,
-    window: tl.int64,
-    top_k: tl.int64,
-    heads: tl.int64,
+    window: tl.int32,
+    top_k: tl.int32,
+    heads: tl.int32,
     scale: tl.float32,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -100,23 +100,23 @@ def exact_attention_kernel(
     real = head < heads
     own_chunk = tl.program_id(2) * CHUNK
     request = tl.load(request_ptr + row)
-    newest = tl.load(position_ptr + row)
-    cached = tl.load(cached_ptr + request)
-    own_first = tl.load(start_ptr + request) - cached
+    newest = tl.load(position_ptr + row).to(tl.int32)
+    cached = tl.load(cached_ptr + request).to(tl.int32)
+    own_first = tl.load(start_ptr + request).to(tl.int32) - cached
     ring_start = tl.load(slot_ptr + request) * ring_slot_stride
-    first = tl.maximum(tl.load(first_ptr + request), 0)
+    first = tl.maximum(tl.load(first_ptr + request), 0).to(tl.int32)
     is_valid = tl.load(valid_ptr + row) != 0
     last_window = tl.where(is_valid, window, 0)
     last_entry = tl.where(is_valid, top_k, 0)
     lane = tl.arange(0, SCORE_CHUNK)[None, :]
-    query = query_ptr + row * query_row_stride + (head * query_head_stride)[:, None]
+    query = query_ptr + row * query_row_stride + (head.to(tl.int64) * query_head_stride)[:, None]
     largest, total = first_state(tl.load(sink_ptr + head, mask=real, other=0.0))
     weighted = tl.zeros((HEADS, CHUNK), tl.float32)
     begin = tl.maximum(first - (newest - window + 1), 0) // KEYS * KEYS
     for start in range(begin, last_window, KEYS):
         position, in_own, in_ring = window_places(start, newest, first, cached, window, KEYS)
-        own_start = (own_first + position) * own_stride
-        ring_place = ring_start + tl.where(in_ring, position, 0) % ring * ring_stride
+        own_start = (own_first + position).to(tl.int64) * own_stride
+        ring_place = ring_start + (tl.where(in_ring, position, 0) % ring).to(tl.int64) * ring_stride
         score = tl.zeros((HEADS, KEYS), tl.float32)
         for chunk in range(0, BLOCK, SCORE_CHUNK):
             inside = real[:, None] & (chunk + lane < WIDTH)
@@ -186,7 +186,8 @@ def attention_signature(activation: torch.dtype, window_kind: int, entry_kind: i
     numbers = ("query_row_stride", "query_head_stride", "own_stride", "ring", "ring_slot_stride", "ring_stride",
                "ring_scale_start", "per_block", "block_stride", "entry_stride", "entry_scale_start", "table_stride",
                "window", "top_k", "heads")  # fmt: skip
-    return signature | dict.fromkeys(numbers, "i64") | {"scale": "fp32"}
+    small = ("ring", "per_block", "window", "top_k", "heads")
+    return signature | {name: "i32" if name in small else "i64" for name in numbers} | {"scale": "fp32"}
 
 
 @cache
@@ -216,5 +217,5 @@ def exact_configuration(
         "ROUND": rounded,
     }
     return Configuration(
-        exact_attention_kernel, attention_signature(activation, window_kind, entry_kind), constants, num_warps=4
+        exact_attention_kernel, attention_signature(activation, window_kind, entry_kind), constants, num_warps=8
     )

@@ -5,6 +5,8 @@ the order in which they are given. Positions from ``cached`` on are rows of the 
 ring. Keys have their place in a tile by their distance from p, or by their place among the entries: what else is in
 the step, and how it was cut, changes nothing. A tile without a key of the row is passed over.
 
+Positions, entries and rows are numbers of 32 bits here, which divide fast; addresses have 64.
+
 Legend: n keys of a tile, G groups, C channels, H heads, K selected entries.
 """
 
@@ -109,12 +111,12 @@ def entry_places(
 ) -> tuple[tl.tensor, tl.tensor]:
     """Return where the records of a tile of entries start, through the request's block table, and which exist."""
     place = start + tl.arange(0, KEYS)
-    entry = tl.load(entries_ptr + place, mask=place < used, other=-1)
+    entry = tl.load(entries_ptr + place, mask=place < used, other=-1).to(tl.int32)
     exists = entry >= 0
     known = tl.where(exists, entry, 0)
     column = known // per_block
     block = tl.load(table_ptr + column, mask=exists, other=0)
-    return block * outer_stride + (known - column * per_block) * inner_stride, exists
+    return block * outer_stride + (known - column * per_block).to(tl.int64) * inner_stride, exists
 
 
 @device_function

@@ -74,7 +74,6 @@ class EntryRecords:
         places: where they lie.
         entries_TK: the selected entries.
         top_k: K; 0 where there are none.
-        table_stride: from one request's table to the next.
     """
 
     kind: int

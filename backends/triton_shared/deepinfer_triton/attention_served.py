@@ -85,18 +85,18 @@ def served_attention_kernel(
     query_row_stride: tl.int64,
     query_head_stride: tl.int64,
     own_stride: tl.int64,
-    ring: tl.int64,
+    ring: tl.int32,
     ring_slot_stride: tl.int64,
     ring_stride: tl.int64,
     ring_scale_start: tl.int64,
-    per_block: tl.int64,
+    per_block: tl.int32,
     block_stride: tl.int64,
     entry_stride: tl.int64,
     entry_scale_start: tl.int64,
     table_stride: tl.int64,
-    window: tl.int64,
-    top_k: tl.int64,
-    heads: tl.int64,
+    window: tl.int32,
+    top_k: tl.int32,
+    heads: tl.int32,
     scale: tl.float32,
     WIDTH: tl.constexpr,
     PART: tl.constexpr,
@@ -114,15 +114,15 @@ def served_attention_kernel(
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     real = head < heads
     request = tl.load(request_ptr + row)
-    newest = tl.load(position_ptr + row)
-    cached = tl.load(cached_ptr + request)
-    own_first = tl.load(start_ptr + request) - cached
+    newest = tl.load(position_ptr + row).to(tl.int32)
+    cached = tl.load(cached_ptr + request).to(tl.int32)
+    own_first = tl.load(start_ptr + request).to(tl.int32) - cached
     ring_slot = ring_ptr + tl.load(slot_ptr + request) * ring_slot_stride
-    first = tl.maximum(tl.load(first_ptr + request), 0)
+    first = tl.maximum(tl.load(first_ptr + request), 0).to(tl.int32)
     is_valid = tl.load(valid_ptr + row) != 0
     last_window = tl.where(is_valid, window, 0)
     last_entry = tl.where(is_valid, top_k, 0)
-    query_row = query_ptr + row * query_row_stride + (head * query_head_stride)[:, None]
+    query_row = query_ptr + row * query_row_stride + (head.to(tl.int64) * query_head_stride)[:, None]
     query_0 = query_part(query_row, real, 0, WIDTH, PART)
     query_1, query_2, query_3 = query_0, query_0, query_0
     if PARTS > 1:
@@ -136,8 +136,8 @@ def served_attention_kernel(
     begin = tl.maximum(first - (newest - window + 1), 0) // KEYS * KEYS
     for start in range(begin, last_window, KEYS):
         position, in_own, in_ring = window_places(start, newest, first, cached, window, KEYS)
-        own_start = tl.multiple_of((own_first + position) * own_stride, ALIGNMENT)
-        ring_start = tl.multiple_of(tl.where(in_ring, position, 0) % ring * ring_stride, ALIGNMENT)
+        own_start = tl.multiple_of((own_first + position).to(tl.int64) * own_stride, ALIGNMENT)
+        ring_start = tl.multiple_of((tl.where(in_ring, position, 0) % ring).to(tl.int64) * ring_stride, ALIGNMENT)
         records = tl.multiple_of(ring_slot, ALIGNMENT)
         keys_0 = window_values(
             own_ptr, records, own_start, ring_start, in_own, in_ring, ring_scale_start, 0,

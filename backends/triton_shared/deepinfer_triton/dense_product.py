@@ -19,7 +19,7 @@ from deepinfer_triton.jit import kernel
 from deepinfer_triton.row_codes import row_codes
 from deepinfer_triton.rows import aligned, alignment_of
 from deepinfer_triton.stored_matrices import GROUP, MXFP4, Matrices
-from deepinfer_triton.tile_product import CODES, has_many_rows, product_of, tile_of, tile_product
+from deepinfer_triton.tile_product import CODES, has_long_tile, has_many_rows, product_of, tile_of, tile_product
 
 UNITS = 128
 """Programs that a decode step should have: about the processors of one device."""
@@ -161,9 +161,8 @@ def dense_product(x_TGK: Tensor, matrices: Matrices, out: torch.dtype, *, quanti
     rows, groups, in_features = x_TGK.shape
     out_features = matrices.out_features
     product = product_of(matrices, x_TGK.dtype, quantises=quantises)
-    many_rows = has_many_rows(rows, invariant=invariant)
+    many_rows = has_long_tile(matrices.format, product) and has_many_rows(rows, invariant=invariant)
     tile = tile_of(product, many_rows=many_rows)
-    many_rows = tile.rows > tile_of(product, many_rows=False).rows
     pieces = 1 if many_rows else pieces_of(in_features, out_features, groups, tile.columns, tile.depth)
     out_TGN = torch.empty((rows, groups, out_features), dtype=out, device=x_TGK.device)
     if out_TGN.numel() == 0:

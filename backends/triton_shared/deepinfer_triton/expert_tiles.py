@@ -115,14 +115,14 @@ class ExpertTiles(NamedTuple):
         expert_i: int32, the expert of each tile, or -1.
         first_i: int32, where in ``order_n`` it begins.
         last_i: int32, and where its expert's slots end.
-        count: how many tiles a launch has.
+        launched: how many tiles a launch has.
     """
 
     order_n: Tensor
     expert_i: Tensor
     first_i: Tensor
     last_i: Tensor
-    count: int
+    launched: int
 
 
 def most_tiles(slots: int, experts: int, rows: int) -> int:

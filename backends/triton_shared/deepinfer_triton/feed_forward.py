@@ -22,7 +22,7 @@ from deepinfer_triton.experts import TritonRoutingOps
 from deepinfer_triton.row_codes import row_codes
 from deepinfer_triton.rows import consecutive, flat_rows
 from deepinfer_triton.stored_matrices import GROUP, Matrices, matrices_of
-from deepinfer_triton.tile_product import CODES, has_many_rows, product_of, tile_of
+from deepinfer_triton.tile_product import CODES, has_long_tile, has_many_rows, product_of, tile_of
 
 
 @dataclass(eq=False)
@@ -100,16 +100,17 @@ class TritonExpertOps(TritonRoutingOps):
             return
         for matrices in (own.gate, own.up, own.down):
             matrices.move(device)
-        many_rows = has_many_rows(-(-slots // own.gate.count), invariant=self._invariant)
         product = product_of(own.gate, activation, quantises=served)
         down_product = product_of(own.down, activation, quantises=served)
+        many_rows = has_long_tile(own.gate.format, product) and has_long_tile(own.down.format, down_product)
+        many_rows = many_rows and has_many_rows(-(-slots // own.gate.count), invariant=self._invariant)
         tile, down_tile = tile_of(product, many_rows=many_rows), tile_of(down_product, many_rows=many_rows)
         no_bytes = torch.empty(0, dtype=torch.uint8, device=device)
         no_words = torch.empty(0, dtype=torch.int32, device=device)
         if routing is None:
             weights, top_k = torch.empty(0, dtype=torch.float32, device=device), 1
-            tiles = ExpertTiles(*(no_words,) * 4, count=-(-slots // tile.rows))
-            down_tiles = tiles._replace(count=-(-slots // down_tile.rows))
+            tiles = ExpertTiles(*(no_words,) * 4, launched=-(-slots // tile.rows))
+            down_tiles = tiles._replace(launched=-(-slots // down_tile.rows))
         else:
             weights = consecutive(routing.weights_Tk.to(torch.float32).reshape(-1))
             top_k = routing.experts_Tk.shape[1]
@@ -132,7 +133,7 @@ class TritonExpertOps(TritonRoutingOps):
                 product=product,
                 **modes,
             ),
-            (tiles.count, -(-width // tile.columns)),
+            (tiles.launched, -(-width // tile.columns)),
             x,
             x_scales,
             own.gate.values,
@@ -160,7 +161,7 @@ class TritonExpertOps(TritonRoutingOps):
                 product=down_product,
                 **modes,
             ),
-            (down_tiles.count, -(-features // down_tile.columns)),
+            (down_tiles.launched, -(-features // down_tile.columns)),
             hidden_nI,
             scales_nG,
             own.down.values,

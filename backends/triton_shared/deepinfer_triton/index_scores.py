@@ -71,7 +71,8 @@ def rounded_query_kernel(
 @device_function
 def seen_entries(position_ptr: tl.tensor, valid_ptr: tl.tensor, row: tl.tensor, ratio: tl.tensor) -> tl.tensor:
     """Return how many entries a row sees."""
-    return tl.where(tl.load(valid_ptr + row) != 0, (tl.load(position_ptr + row) + 1) // ratio, 0)
+    position = tl.load(position_ptr + row).to(tl.int32)
+    return tl.where(tl.load(valid_ptr + row) != 0, (position + 1) // ratio, 0)
 
 
 @device_function
@@ -112,19 +113,19 @@ def index_scores_kernel(
     valid_ptr: tl.tensor,
     start_ptr: tl.tensor,
     keys_ptr: tl.tensor,
-    per_block: tl.int64,
+    per_block: tl.int32,
     block_stride: tl.int64,
     data_stride: tl.int64,
     scale_start: tl.int64,
     scale_stride: tl.int64,
     table_stride: tl.int64,
-    ratio: tl.int64,
+    ratio: tl.int32,
     first_row: tl.int64,
     last_row: tl.int64,
     row_blocks: tl.int64,
-    competitors: tl.int64,
-    candidate_size: tl.int64,
-    heads: tl.int64,
+    competitors: tl.int32,
+    candidate_size: tl.int32,
+    heads: tl.int32,
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -148,21 +149,23 @@ def index_scores_kernel(
         begin = tl.load(start_ptr + request) + (number - request * row_blocks) * ROWS
         first = tl.maximum(begin, first_row)
         last = tl.minimum(tl.minimum(begin + ROWS, tl.load(start_ptr + request + 1)), last_row)
-    visible = first * 0
+    visible = (first * 0).to(tl.int32)
     for row in range(first, last):
         visible = tl.maximum(visible, seen_entries(position_ptr, valid_ptr, row, ratio))
     head = tl.arange(0, HEADS)
     channel = tl.arange(0, CHANNELS)
     real = head < heads
     inside = real[:, None] & (channel < WIDTH)[None, :]
-    begin = tl.program_id(1).to(tl.int64) * (TILES * TILE)
+    begin = tl.program_id(1) * (TILES * TILE)
     limit = competitors if RESTRICTED else visible
     for start in range(begin, tl.minimum(limit, begin + TILES * TILE), TILE):
         place = start + tl.arange(0, TILE)
         if RESTRICTED:
             listed = place < competitors
             column = place // candidate_size
-            block = tl.load(candidates_ptr + first * (competitors // candidate_size) + column, mask=listed, other=-1)
+            block = tl.load(
+                candidates_ptr + first * (competitors // candidate_size) + column, mask=listed, other=-1
+            ).to(tl.int32)
             entry = block * candidate_size + (place - column * candidate_size)
             exists = (block >= 0) & (entry < visible)
         else:
@@ -170,7 +173,7 @@ def index_scores_kernel(
             exists = entry < visible
         known = tl.where(exists, entry, 0)
         outer = known // per_block
-        inner = known - outer * per_block
+        inner = (known - outer * per_block).to(tl.int64)
         table = tl.load(table_ptr + request * table_stride + outer, mask=exists, other=0) * block_stride
         records = tl.multiple_of(memory_ptr + request * 0, ALIGNMENT)
         record = tl.multiple_of(table + inner * data_stride, ALIGNMENT)
@@ -242,7 +245,9 @@ def scores_configuration(
         "RESTRICTED": restricted,
         "ALIGNMENT": alignment,
     }
-    return Configuration(index_scores_kernel, signature | dict.fromkeys(numbers, "i64"), constants)
+    small = ("per_block", "ratio", "competitors", "candidate_size", "heads")
+    types = {name: "i32" if name in small else "i64" for name in numbers}
+    return Configuration(index_scores_kernel, signature | types, constants)
 
 
 def scores_configurations(width: int, heads: int, activations: tuple[torch.dtype, ...]) -> Iterator[Configuration]:

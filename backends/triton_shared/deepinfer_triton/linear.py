@@ -85,9 +85,7 @@ class TritonLinearOps(TritonGroup, LinearOps):
         )
 
     def _products(self, x_TGK: Tensor, own: PreparedMatrices) -> Tensor:
-        return dense_product(
-            x_TGK, own.matrices, own.out_dtype, quantises=own.quantises, invariant=self._invariant
-        )
+        return dense_product(x_TGK, own.matrices, own.out_dtype, quantises=own.quantises, invariant=self._invariant)
 
     def _own(self, op_name: str, x: Tensor, weight: PreparedWeight) -> PreparedMatrices:
         if not isinstance(weight, PreparedMatrices):

@@ -30,7 +30,12 @@ _WORD_BITS = tl.constexpr(32)
 
 @device_function
 def logit_places(
-    logits_ptr: tl.tensor, rows_ptr: tl.tensor, ids_ptr: tl.tensor, number: tl.tensor, real: tl.tensor, stride: tl.tensor
+    logits_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    ids_ptr: tl.tensor,
+    number: tl.tensor,
+    real: tl.tensor,
+    stride: tl.tensor,
 ) -> tl.tensor:
     """Return pointers to the logits of entries."""
     row = tl.load(rows_ptr + number, mask=real, other=0)

@@ -60,10 +60,10 @@ def radix_selection_kernel(
     out_ptr: tl.tensor,
     key_stride: tl.int64,
     first_row: tl.int64,
-    ratio: tl.int64,
-    size: tl.int64,
-    listed: tl.int64,
-    top_k: tl.int64,
+    ratio: tl.int32,
+    size: tl.int32,
+    listed: tl.int32,
+    top_k: tl.int32,
     TILE: tl.constexpr,
     FILL: tl.constexpr,
     RESTRICTED: tl.constexpr,
@@ -80,7 +80,7 @@ def radix_selection_kernel(
         limit = listed
     # Lanes behind the last competitor count as keys that do not compete, so that there are always enough.
     stop = tl.maximum(limit, top_k)
-    wanted = top_k.to(tl.int32)
+    wanted = top_k
     threshold, larger = chosen_digit(digit_counts(keys, limit, stop, wanted, 24, TILE), wanted)
     threshold -= 128
     wanted -= larger
@@ -106,9 +106,9 @@ def radix_selection_kernel(
         value = place
         if RESTRICTED:
             column = place // size
-            block = tl.load(candidates_ptr + row * (listed // size) + column, mask=takes, other=0)
+            block = tl.load(candidates_ptr + row * (listed // size) + column, mask=takes, other=0).to(tl.int32)
             value = block * size + (place - column * size)
-        tl.store(out + taken + tl.cumsum(take, 0) - take, value, mask=takes)
+        tl.store(out + taken + tl.cumsum(take, 0) - take, value.to(tl.int64), mask=takes)
         taken += tl.sum(take, 0)
         equals += tl.sum(equal, 0)
     for start in range(top_k * 0, top_k, FILL):
@@ -121,16 +121,16 @@ def all_competitors_kernel(
     position_ptr: tl.tensor,
     valid_ptr: tl.tensor,
     out_ptr: tl.tensor,
-    ratio: tl.int64,
-    size: tl.int64,
-    top_k: tl.int64,
+    ratio: tl.int32,
+    size: tl.int32,
+    top_k: tl.int32,
     FILL: tl.constexpr,
 ) -> None:
     """One program a row and a piece of its places, where no row has more competitors than places."""
     row = tl.program_id(0).to(tl.int64)
     limit = (seen_entries(position_ptr, valid_ptr, row, ratio) + size - 1) // size
-    place = tl.program_id(1).to(tl.int64) * FILL + tl.arange(0, FILL)
-    tl.store(out_ptr + row * top_k + place, tl.where(place < limit, place, -1), mask=place < top_k)
+    place = tl.program_id(1) * FILL + tl.arange(0, FILL)
+    tl.store(out_ptr + row * top_k + place, tl.where(place < limit, place, -1).to(tl.int64), mask=place < top_k)
 
 
 @kernel(unaligned=UNALIGNED[:2])
@@ -142,20 +142,25 @@ def block_keys_kernel(
     key_stride: tl.int64,
     out_stride: tl.int64,
     first_row: tl.int64,
-    ratio: tl.int64,
-    size: tl.int64,
+    ratio: tl.int32,
+    size: tl.int32,
     SIZE_BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ) -> None:
     """One program a row and a piece of its candidate blocks: the largest key of each, infinity for the newest."""
     row = tl.program_id(0).to(tl.int64)
     seen = seen_entries(position_ptr, valid_ptr, row + first_row, ratio)
-    block = tl.program_id(1).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
+    block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     lane = tl.arange(0, SIZE_BLOCK)[None, :]
     place = block[:, None] * size + lane
     key = tl.load(keys_ptr + row * key_stride + place, mask=(lane < size) & (place < seen), other=EXCLUDED)
     largest = tl.where(block == (seen - 1) // size, _POSITIVE_INFINITY, tl.max(key, 1))
     tl.store(out_ptr + row * out_stride + block, largest, mask=block * size < seen)
+
+
+def number_types(names: tuple[str, ...]) -> dict[str, str]:
+    """Return the types of a kernel's numbers: counts have 32 bits, rows and strides 64."""
+    return {name: "i32" if name in ("ratio", "size", "listed", "top_k") else "i64" for name in names}
 
 
 @cache
@@ -172,7 +177,7 @@ def selection_configuration(*, restricted: bool) -> Configuration:
     numbers = ("key_stride", "first_row", "ratio", "size", "listed", "top_k")
     return Configuration(
         radix_selection_kernel,
-        signature | dict.fromkeys(numbers, "i64"),
+        signature | number_types(numbers),
         {"TILE": TILE, "FILL": FILL, "RESTRICTED": restricted},
         num_warps=8,
     )
@@ -183,21 +188,17 @@ def everything_configuration() -> Configuration:
     """Return the configuration for rows that keep all that they see."""
     signature = pointers(position_ptr=torch.int64, valid_ptr=torch.uint8, out_ptr=torch.int64)
     numbers = ("ratio", "size", "top_k")
-    return Configuration(
-        all_competitors_kernel, signature | dict.fromkeys(numbers, "i64"), {"FILL": FILL}, num_warps=1
-    )
+    return Configuration(all_competitors_kernel, signature | number_types(numbers), {"FILL": FILL}, num_warps=1)
 
 
 @cache
 def block_keys_configuration(size_block: int) -> Configuration:
     """Return the configuration for candidate blocks of up to ``size_block`` entries."""
-    signature = pointers(
-        keys_ptr=torch.int32, position_ptr=torch.int64, valid_ptr=torch.uint8, out_ptr=torch.int32
-    )
+    signature = pointers(keys_ptr=torch.int32, position_ptr=torch.int64, valid_ptr=torch.uint8, out_ptr=torch.int32)
     numbers = ("key_stride", "out_stride", "first_row", "ratio", "size")
     return Configuration(
         block_keys_kernel,
-        signature | dict.fromkeys(numbers, "i64"),
+        signature | number_types(numbers),
         {"SIZE_BLOCK": size_block, "BLOCKS": max(1, FILL // size_block)},
         num_warps=1,
     )

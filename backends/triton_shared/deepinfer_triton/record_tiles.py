@@ -44,13 +44,13 @@ def tile_data(
     GROUPS: tl.constexpr,
 ) -> tl.tensor:
     """Return [n, G, L] as stored: bytes, or float32; zeros where there is no record or no channel."""
-    PACKED: tl.constexpr = 1 if KIND == _FLOAT32 or KIND == _WINDOW else 2
+    PACKED: tl.constexpr = 1 if KIND == _FLOAT32 or KIND == _WINDOW else 2  # noqa: SIM109  # not in the kernel language
     LANES: tl.constexpr = GROUP // PACKED
     group = first_group + tl.arange(0, GROUPS)
     place = group[:, None] * LANES + tl.arange(0, LANES)[None, :]
     inside = exists_n[:, None, None] & (place < WIDTH // PACKED)[None, :, :]
     data = memory_ptr + start_n[:, None, None] + place[None, :, :]
-    if KIND == _FLOAT32:
+    if KIND == _FLOAT32:  # noqa: SIM108  # the kernel's dtype decides which constant compiles
         stored = tl.load(data, mask=inside, other=0.0)
     else:
         stored = tl.load(data, mask=inside, other=0)

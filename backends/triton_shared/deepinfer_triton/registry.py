@@ -27,12 +27,15 @@ from deepinfer_triton import (
     mixes,
     ngram_hash,
     plumbing,
+    product_sizes,
     record_reading,
     record_writing,
     rms_norm,
     rotary,
     router,
+    selection,
     slot_sum,
+    sparse_attention,
     streams,
     table_rows,
 )
@@ -55,6 +58,11 @@ MODULES: Mapping[str, Callable[[ModelSizes], Iterator[Configuration]]] = Mapping
         "plumbing": plumbing.configurations,
         "experts.route": router.configurations,
         "experts.combine": slot_sum.configurations,
+        "linear": product_sizes.linear_configurations,
+        "experts.routed, experts.shared, experts.local": product_sizes.expert_configurations,
+        "sampling": product_sizes.sampling_configurations,
+        "attention.sparse, drafting.attend": sparse_attention.configurations,
+        "selection.top_entries": selection.configurations,
     }
 )
 """The functions that list configurations, by the ops that they serve."""

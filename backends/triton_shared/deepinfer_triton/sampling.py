@@ -77,7 +77,7 @@ class TritonSamplingOps(SamplingOps):
         maxima = chunk_maxima(logits_BV)
         if not rows.facts.has_drawn:
             # Without a positive temperature all mass lies on one token, whatever the filters and the draw.
-            return SampledTokens(*token_draw.greedy(maxima, forced_B))
+            return SampledTokens(*token_draw.greedy(maxima, logits_BV.shape[1], forced_B))
         found = _weighed(logits_BV, maxima, rows)
         uniforms_B = token_draw.uniforms(rows.seeds_B, rows.streams_B)
         return SampledTokens(token_draw.draw(*found, uniforms_B, forced_B), found.status_B)

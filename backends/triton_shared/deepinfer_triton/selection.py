@@ -13,8 +13,14 @@ from torch import Tensor
 from deepinfer.accelerator.batch import StepLayout
 from deepinfer.accelerator.caches import IndexCache
 from deepinfer.accelerator.ops.selection import Selection, SelectionOps, SelectionRule
-from deepinfer.numerics import IndexRecord
-from deepinfer_triton.arithmetic import ACTIVATION_DTYPES, TritonGroup, refuse, require_dtype, require_float, require_width
+from deepinfer_triton.arithmetic import (
+    ACTIVATION_DTYPES,
+    TritonGroup,
+    refuse,
+    require_dtype,
+    require_float,
+    require_width,
+)
 from deepinfer_triton.configuration import Configuration, launch, power_of_two
 from deepinfer_triton.index_scores import (
     ROUNDED_BLOCKS,

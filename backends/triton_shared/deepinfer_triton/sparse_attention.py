@@ -50,14 +50,15 @@ def attend(
     entries = entry_records(op_name, long_range, window, rows)
     window_kind = kind_of(op_name, window.format)
     group = group_of(window_kind, window.format)
-    exact = query_THC.dtype != torch.bfloat16 or not arithmetic.served or FLOAT32 in (window_kind, entries.kind)
-    if exact:
+    alignment = _alignment(own, ring, entries)
+    narrow = query_THC.dtype == torch.bfloat16 and FLOAT32 not in (window_kind, entries.kind)
+    if not (arithmetic.served and narrow and alignment >= _alignment_of_records(width)):
         chosen = exact_configuration(
             width, query_THC.dtype, window_kind, group, entries.kind, entries.group, rounded=arithmetic.served
         )
         grid = (count, -(-heads // int(chosen.constants["HEADS"])), -(-width // int(chosen.constants["CHUNK"])))
     else:
-        alignment = _alignment(own, ring, entries)
+        alignment = _alignment_of_records(width)
         chosen = served_configuration(width, heads, window_kind, group, entries.kind, entries.group, alignment)
         grid = (count, -(-heads // int(chosen.constants["HEADS"])))
     table, *places = rows.tensors()
@@ -93,6 +94,16 @@ def attend(
     return out_THC
 
 
+def _alignment_of_records(width: int) -> int:
+    """Return 16 if released records of this width are multiples of 16 bytes long, as those of 512 channels are, or 1.
+
+    The matrix kernel reads records of such a length as words. A pool that lies elsewhere has the kernel of float32
+    products: where a pool lies is fixed for the life of an engine, so that this choice is.
+    """
+    lengths = (WindowRecord(width).nbytes, LongRangeRecord(width).nbytes)
+    return ALIGNMENT_BYTES if all(length % ALIGNMENT_BYTES == 0 for length in lengths) else 1
+
+
 def _alignment(own: RecordPlaces, ring: RecordPlaces, entries: EntryRecords) -> int:
     """Return 16 if every record of the call starts at a multiple of 16 bytes, or 1."""
     numbers = [own.outer_stride, ring.outer_stride, ring.data_stride, ring.memory.storage_offset()]
@@ -108,12 +119,8 @@ def configurations(sizes: ModelSizes) -> Iterator[Configuration]:
     window, entry = WindowRecord(width), LongRangeRecord(width)
     released = (WINDOW, window.group, LONG_RANGE, entry.group)
     unquantised = (FLOAT32, FLOAT32_GROUP, FLOAT32, FLOAT32_GROUP)
-    # Places that are multiples of 16 bytes need records that are; a pool may lie anywhere.
-    fits = window.nbytes % ALIGNMENT_BYTES == 0 and entry.nbytes % ALIGNMENT_BYTES == 0
-    for alignment in (ALIGNMENT_BYTES, 1) if fits else (1,):
-        yield served_configuration(width, sizes.heads, *released, alignment)
+    yield served_configuration(width, sizes.heads, *released, _alignment_of_records(width))
     for activation in ACTIVATION_DTYPES:
         for rounded in (False, True):
             yield exact_configuration(width, activation, *unquantised, rounded=rounded)
-            if activation == torch.float32 or not rounded:
-                yield exact_configuration(width, activation, *released, rounded=rounded)
+            yield exact_configuration(width, activation, *released, rounded=rounded)

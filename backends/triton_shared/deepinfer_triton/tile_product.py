@@ -53,14 +53,19 @@ class Tile:
 _TILES = {
     CODES: Tile(FEW_ROWS, 128, 128, 4, 4),
     BFLOAT16: Tile(FEW_ROWS, 128, 64, 4, 4),
-    FLOAT32: Tile(FEW_ROWS, 64, 32, 4, 2),
+    FLOAT32: Tile(FEW_ROWS, 64, 32, 8, 2),
 }
-_LONG_TILES = {CODES: Tile(MANY_ROWS, 128, 128, 4, 4), BFLOAT16: Tile(MANY_ROWS, 128, 64, 4, 4)}
+_LONG_TILES = {CODES: Tile(MANY_ROWS, 128, 128, 8, 3), BFLOAT16: Tile(MANY_ROWS, 128, 64, 8, 3)}
+
+
+def has_long_tile(kind: int, product: int) -> bool:
+    """Whether tiles of many rows exist: not where codes are decoded by the program itself, which then spills."""
+    return product == CODES or (product == BFLOAT16 and kind == FLOAT)
 
 
 def tile_of(product: int, *, many_rows: bool) -> Tile:
-    """Return the tile of a way to multiply."""
-    return _LONG_TILES.get(product, _TILES[product]) if many_rows else _TILES[product]
+    """Return the tile of a way to multiply; ``many_rows`` only where :func:`has_long_tile` says so."""
+    return _LONG_TILES[product] if many_rows else _TILES[product]
 
 
 def has_many_rows(rows: int, *, invariant: bool) -> bool:

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.accelerator.ops.sampling import RowStatus
-from deepinfer_triton.configuration import Configuration, launch, pointers, power_of_two
+from deepinfer_triton.configuration import Configuration, launch, pointers, warps_for
 from deepinfer_triton.jit import device_function, kernel
 from deepinfer_triton.token_weights import (
     ChunkMaxima,
@@ -168,8 +168,8 @@ def draw_configuration(width: int, *, forced: bool) -> Configuration:
 
 
 @cache
-def greedy_configuration(chunks: int, *, forced: bool) -> Configuration:
-    """Return the configuration that takes the best token of rows of so many chunks."""
+def greedy_configuration(width: int, *, forced: bool) -> Configuration:
+    """Return the configuration that takes the best token of rows of one width."""
     signature = pointers(
         largest_ptr=torch.float32,
         token_ptr=torch.int32,
@@ -177,7 +177,7 @@ def greedy_configuration(chunks: int, *, forced: bool) -> Configuration:
         out_ptr=torch.int64,
         status_ptr=torch.int32,
     )
-    constants = {"CHUNK_BLOCK": power_of_two(chunks), "FORCED": forced}
+    constants = {"CHUNK_BLOCK": chunk_constants(width)["CHUNK_BLOCK"], "FORCED": forced}
     return Configuration(greedy_kernel, {**signature, "chunks": "i64"}, constants, num_warps=1)
 
 
@@ -197,9 +197,7 @@ def chunk_sums(weights_BV: Tensor) -> Tensor:
     return sums_Bc
 
 
-def draw(
-    weights_BV: Tensor, sums_Bc: Tensor, status_B: Tensor, uniforms_B: Tensor, forced_B: Tensor | None
-) -> Tensor:
+def draw(weights_BV: Tensor, sums_Bc: Tensor, status_B: Tensor, uniforms_B: Tensor, forced_B: Tensor | None) -> Tensor:
     """Return int64 [B]: the drawn tokens, forced ones in their place, -1 where the status is not OK."""
     rows, width = weights_BV.shape
     out_B = torch.empty(rows, dtype=torch.int64, device=weights_BV.device)
@@ -219,13 +217,13 @@ def draw(
     return out_B
 
 
-def greedy(maxima: ChunkMaxima, forced_B: Tensor | None) -> tuple[Tensor, Tensor]:
+def greedy(maxima: ChunkMaxima, width: int, forced_B: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the best tokens int64 [B] and the statuses int32 [B]."""
     rows, chunks = maxima.largest_Bc.shape
     device = maxima.largest_Bc.device
     out_B = torch.empty(rows, dtype=torch.int64, device=device)
     status_B = torch.empty(rows, dtype=torch.int32, device=device)
-    chosen = greedy_configuration(chunks, forced=forced_B is not None)
+    chosen = greedy_configuration(width, forced=forced_B is not None)
     forced = out_B if forced_B is None else forced_B.contiguous()
     launch(chosen, (rows,), *maxima, forced, out_B, status_B, chunks)
     return out_B, status_B

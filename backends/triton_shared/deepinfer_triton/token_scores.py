@@ -244,7 +244,8 @@ def token_scores(
     chosen_B = torch.empty(rows, dtype=torch.float32, device=device)
     top_ids_BN = torch.empty((rows, top_count), dtype=torch.int64, device=device)
     top_values_BN = torch.empty((rows, top_count), dtype=torch.float32, device=device)
-    whole, doubles = torch.empty(0, dtype=torch.int64, device=device), torch.empty(0, dtype=torch.float64, device=device)
+    whole = torch.empty(0, dtype=torch.int64, device=device)
+    doubles = torch.empty(0, dtype=torch.float64, device=device)
     weights_BV, settings = whole, (doubles, whole, doubles, whole)
     if processed is not None:
         weights_BV, own = processed

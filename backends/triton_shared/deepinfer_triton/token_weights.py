@@ -52,9 +52,7 @@ def chunk_maxima_kernel(
 
 
 @device_function
-def row_largest(
-    largest_ptr: tl.tensor, row: tl.tensor, chunks: tl.tensor, CHUNK_BLOCK: tl.constexpr
-) -> tl.tensor:
+def row_largest(largest_ptr: tl.tensor, row: tl.tensor, chunks: tl.tensor, CHUNK_BLOCK: tl.constexpr) -> tl.tensor:
     """Return a row's largest logit; +inf if it holds NaN."""
     chunk = tl.arange(0, CHUNK_BLOCK)
     return tl.max(tl.load(largest_ptr + row * chunks + chunk, mask=chunk < chunks, other=0.0 - _INFINITY), 0)
@@ -185,9 +183,7 @@ def weights_configuration(width: int) -> Configuration:
 def filter_configuration(chunk: int) -> Configuration:
     """Return the configuration of filters for chunks of one length."""
     whole = torch.int64
-    signature = pointers(
-        weights_ptr=whole, sums_ptr=whole, least_ptr=whole, last_ptr=whole, min_weight_ptr=whole
-    )
+    signature = pointers(weights_ptr=whole, sums_ptr=whole, least_ptr=whole, last_ptr=whole, min_weight_ptr=whole)
     return Configuration(weight_filter_kernel, {**signature, "width": "i64"}, {"CHUNK": chunk}, warps_for(chunk))
 
 

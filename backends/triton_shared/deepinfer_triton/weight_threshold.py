@@ -154,7 +154,13 @@ def thresholds(weights_BV: Tensor, rows: SamplingRows) -> Thresholds:
     count, width = weights_BV.shape
     least_B, last_B = (torch.empty(count, dtype=torch.int64, device=weights_BV.device) for _ in range(2))
     launch(
-        configuration(block_of(width)), (count,), weights_BV, rows.top_k_B.contiguous(), rows.top_p_B.contiguous(), least_B, last_B,
+        configuration(block_of(width)),
+        (count,),
+        weights_BV,
+        rows.top_k_B.contiguous(),
+        rows.top_p_B.contiguous(),
+        least_B,
+        last_B,
         width,
-    )  # fmt: skip
+    )
     return Thresholds(least_B, last_B)
