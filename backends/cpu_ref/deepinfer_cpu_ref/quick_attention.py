@@ -24,9 +24,13 @@ from deepinfer.accelerator.ops.attention import LongRange
 from deepinfer_cpu_ref.attention import CpuRefAttention, _check
 from deepinfer_cpu_ref.computation import Computation
 from deepinfer_cpu_ref.quick_codec import QuickDecoder, halves, interleaved
+from deepinfer_cpu_ref.quick_row import RowAttention
 
 TILE_BYTES = 4 * 2**20
 """Bytes of decoded keys of one tile of requests in decode: small enough for a cache."""
+
+FEW_ROWS = 4
+"""So many rows of a decode step are attended to one by one."""
 
 TILE_ROWS = 32
 """Rows of one tile in prefill: their windows overlap but for so many keys."""
@@ -49,6 +53,7 @@ class QuickAttention(CpuRefAttention):
     def __init__(self, computation: Computation) -> None:
         super().__init__(computation)
         self._decoder = QuickDecoder()
+        self._row = RowAttention()
 
     def sparse(
         self,
@@ -64,13 +69,33 @@ class QuickAttention(CpuRefAttention):
         _check(query_THC, own_records_Tb, window, long_range, sinks_H, window_size, step)
         result: Tensor | None = None
         if query_THC.dtype == torch.float32 and step.requests and bool(step.valid_T.all()):
-            if step.kind == "decode" and step.max_rows == 1 and step.rows == step.requests:
+            one_each = step.kind == "decode" and step.max_rows == 1 and step.rows == step.requests
+            if one_each and step.rows <= FEW_ROWS:
+                result = self._row_by_row(query_THC, window, long_range, sinks_H, window_size, step)
+            elif one_each:
                 result = self._one_row_each(query_THC, window, long_range, sinks_H, window_size, step)
             else:
                 result = self._many_rows(query_THC, own_records_Tb, window, long_range, sinks_H, window_size, step)
         if result is not None:
             return result
         return super().sparse(query_THC, own_records_Tb, window, long_range, sinks_H, window_size, step)
+
+    def _row_by_row(
+        self,
+        query_THC: Tensor,
+        window: WindowCache,
+        long_range: LongRange | None,
+        sinks_H: Tensor,
+        window_size: int,
+        step: StepLayout,
+    ) -> Tensor | None:
+        outputs: list[Tensor] = []
+        for row, query_HC in enumerate(query_THC):
+            output_HC = self._row.attend(query_HC, window, long_range, sinks_H, window_size, step, row)
+            if output_HC is None:
+                return None
+            outputs.append(output_HC)
+        return torch.stack(outputs)
 
     def _one_row_each(
         self,

@@ -1,7 +1,8 @@
 """The cut of top-p and min-p in a row of exact weights, without sorting the row.
 
-A sample of the row says between which two weights the cut of top-p must lie. What weighs more is kept, what weighs less
-is not, and only the tokens in between are sorted. The sums are of all tokens and exact, so they prove whether the guess
+A sample of the row says near which weight the cut of top-p must lie. The exact sum of all that weigh as much says how
+far off that is, and with the sample between which two weights to look. What weighs more is kept, what weighs less is
+not, and only the tokens in between are sorted. The sums are of all tokens and exact, so they prove whether the guess
 was right; where it was not, the second guess is that it can be any weight.
 
 Legend: V vocabulary, N blocks of a row, C tokens of a block, S tokens of a sample, M tokens near the cut.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -25,8 +26,10 @@ ID_BITS = 31
 LARGEST_ID = 2**ID_BITS - 1
 
 _LARGEST_WEIGHT = 2.0**WEIGHT_BITS
+_UNIT = 2.0**-WEIGHT_BITS
 _SAMPLE_STRIDE = 31
-_SAMPLE_DEVIATIONS = 3.5
+_SAMPLE_DEVIATIONS = 4.5
+_SAMPLE_SLOPE = 1.1
 _LARGEST_LOGIT = 1e38
 
 
@@ -46,7 +49,18 @@ class Bracket(NamedTuple):
     high: float
 
 
-Guess = Callable[[NDArray[np.float64], float], Bracket]
+class Guess(Protocol):
+    """Where the cut of a row may be. Whether it is there is proved; a wrong guess costs time alone."""
+
+    @property
+    def middle(self) -> float:
+        """A weight near that of the cut, or above it."""
+
+    def bracket(self, excess: float) -> Bracket:
+        """Say between which weights the cut lies, if tokens of at least ``middle`` miss the limit by ``excess``."""
+
+
+Guesser = Callable[[NDArray[np.float64], float], Guess]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +100,7 @@ def cut_row(
     weights_NC: torch.Tensor,
     logits_NC: torch.Tensor,
     settings: CutSettings,
-    guess: Guess,
+    guesser: Guesser,
     flags_2V: NDArray[np.bool_],
 ) -> Cut | None:
     """Return what top-p and min-p keep of a row, or None when the guess was wrong.
@@ -95,22 +109,25 @@ def cut_row(
         weights_NC: float64, whole numbers, ids in order; overwritten.
         logits_NC: float32, what they were made of.
         settings: those of the row.
-        guess: gets the weights, and what all that are out weigh less than; no result but None depends on it.
+        guesser: gets the weights, and what all that are out weigh less than; no result but None depends on it.
         flags_2V: two rows of room, overwritten.
     """
     total = float(weights_NC.sum()) if settings.top_p < 1 else 0.0
     limit = math.floor(settings.top_p * total)
     if limit >= total:  # the product may round up to the whole
         return Cut(_sums_from(weights_NC, settings.least_weight), 0)
-    weights_V, logits_V = weights_NC.view(-1).numpy(), logits_NC.reshape(-1).numpy()
-    bracket = guess(weights_V, total - limit)
+    logits_V = logits_NC.reshape(-1).numpy()
+    guess = guesser(weights_NC.view(-1).numpy(), total - limit)
+    sums_N = _sums_from(weights_NC, guess.middle)
+    bracket = guess.bracket(limit - float(sums_N.sum()))
     ids_M = np.flatnonzero(_is_near(logits_V, bracket, settings, flags_2V))
-    weights_M = weights_V[ids_M].astype(np.int64)
+    weights_M = weights_of(logits_V[ids_M], settings)
     is_near_M = (weights_M >= bracket.low) & (weights_M < bracket.high)
     ids_M, weights_M = ids_M[is_near_M], weights_M[is_near_M]
-
-    sums_N = _sums_from(weights_NC, bracket.high)
+    # What is in the sums already and may yet go is taken back.
+    _add(sums_N, ids_M, np.where(weights_M >= guess.middle, -weights_M, 0), weights_NC.shape[1])
     sure = float(sums_N.sum())
+
     keys_M = (weights_M << ID_BITS) | (LARGEST_ID - ids_M)
     order_M = np.sort(keys_M)[::-1]
     last = int(np.searchsorted(sure + np.cumsum(order_M >> ID_BITS), limit, side="right"))
@@ -120,39 +137,79 @@ def cut_row(
     if settings.least_weight > bracket.high:
         sums_N = _sums_from(weights_NC, settings.least_weight)
     is_kept_M = (keys_M >= least_key) & (weights_M >= settings.least_weight)
-    places_M = torch.from_numpy(ids_M[is_kept_M] // weights_NC.shape[1])
-    sums_N.index_add_(0, places_M, torch.from_numpy(weights_M[is_kept_M]).to(torch.float64))
+    _add(sums_N, ids_M[is_kept_M], weights_M[is_kept_M], weights_NC.shape[1])
     return Cut(sums_N, least_key)
 
 
-def guess_bracket(weights_V: NDArray[np.float64], rest: float) -> Bracket:
-    """Guess between which weights the last token lies that is kept, if all that are out weigh less than ``rest``.
+def weights_of(logits_M: NDArray[np.float32], settings: CutSettings) -> NDArray[np.int64]:
+    """Return the weights of some logits of a row, bit for bit those of the whole row."""
+    scaled_M = torch.from_numpy(logits_M).to(torch.float64).sub_(settings.largest)
+    if settings.temperature != 1:
+        scaled_M.div_(settings.temperature)
+    # Dividing by a power of two and dropping the fraction is the floor of the product, in one pass.
+    weights: NDArray[np.int64] = torch.div(scaled_M.exp_(), _UNIT, rounding_mode="trunc").to(torch.int64).numpy()
+    return weights
 
-    The guess is made from the light end, whose sum hardly depends on which tokens fall into the sample, however heavy
-    the heaviest are.
+
+@dataclass(frozen=True, slots=True)
+class SampledGuess:
+    """A guess from a sample of a row's weights, in ascending order.
+
+    Made from the light end, whose sum hardly depends on which tokens fall into the sample, however heavy the heaviest
+    are.
     """
-    sample_S = np.sort(weights_V[::_SAMPLE_STRIDE])
-    size = len(sample_S)
-    out = int(np.searchsorted(np.cumsum(sample_S), rest * size / len(weights_V)))
-    light_S = sample_S[: out + 1]
-    deviation = math.sqrt(float(light_S @ light_S)) / max(float(light_S[-1]), 1.0)
-    spread = math.ceil(_SAMPLE_DEVIATIONS * (deviation + 1))
-    low = max(float(sample_S[out - spread]), 1.0) if out >= spread else 1.0
-    # One more unit, so that the tokens that tie with the cut lie in between whole.
-    high = float(sample_S[out + spread]) + 1 if out + spread < size else _LARGEST_WEIGHT + 1
-    return Bracket(low, max(low, high))
+
+    sample_S: NDArray[np.float64]
+    middle: float
+
+    @classmethod
+    def of(cls, weights_V: NDArray[np.float64], rest: float) -> SampledGuess:
+        """Guess the weight of the last token that is kept, if all that are out weigh less than ``rest``."""
+        sample_S = np.sort(weights_V[::_SAMPLE_STRIDE])
+        reached = int(np.searchsorted(np.cumsum(sample_S), rest * len(sample_S) / len(weights_V)))
+        return cls(sample_S, max(float(sample_S[min(reached, len(sample_S) - 1)]), 1.0))
+
+    def bracket(self, excess: float) -> Bracket:
+        """See :class:`Guess`."""
+        tokens = abs(excess) / (self.middle * _SAMPLE_STRIDE)
+        if tokens > len(self.sample_S):
+            return Everything().bracket(excess)
+        steps = math.ceil(_SAMPLE_SLOPE * tokens + _SAMPLE_DEVIATIONS * (math.sqrt(tokens) + 1))
+        if excess >= 0:
+            place = int(np.searchsorted(self.sample_S, self.middle)) - steps
+            return Bracket(max(float(self.sample_S[place]), 1.0) if place >= 0 else 1.0, self.middle)
+        place = int(np.searchsorted(self.sample_S, self.middle, side="right")) + steps
+        # One more unit, so that the tokens that tie with the cut lie in between whole.
+        high = float(self.sample_S[place]) + 1 if place < len(self.sample_S) else _LARGEST_WEIGHT + 1
+        return Bracket(self.middle, high)
 
 
-def guess_everything(_weights_V: NDArray[np.float64], _rest: float) -> Bracket:
-    """Guess what is always right: every token is sorted."""
-    return Bracket(1.0, _LARGEST_WEIGHT + 1)
+@dataclass(frozen=True, slots=True)
+class Everything:
+    """The guess that is always right: every token is sorted."""
+
+    middle: float = _LARGEST_WEIGHT + 1
+
+    def bracket(self, excess: float) -> Bracket:  # noqa: ARG002 - the same for any
+        """See :class:`Guess`."""
+        return Bracket(1.0, _LARGEST_WEIGHT + 1)
+
+
+def guess_everything(_weights_V: NDArray[np.float64], _rest: float) -> Guess:
+    """Guess that the cut can be any weight."""
+    return Everything()
+
+
+def _add(sums_N: torch.Tensor, ids_M: NDArray[np.int64], weights_M: NDArray[np.int64], width: int) -> None:
+    sums_N.index_add_(0, torch.from_numpy(ids_M // width), torch.from_numpy(weights_M).to(torch.float64))
 
 
 def _is_near(
     logits_V: NDArray[np.float32], bracket: Bracket, settings: CutSettings, flags_2V: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
     """Mark every token whose weight is in the bracket, and few others: reading logits is half of reading weights."""
-    from_V, below_V = flags_2V
+    from_V: NDArray[np.bool_] = flags_2V[0]
+    below_V: NDArray[np.bool_] = flags_2V[1]
     np.greater_equal(logits_V, _logit(bracket.low, settings, -1), out=from_V)
     if bracket.high <= _LARGEST_WEIGHT:
         np.less(logits_V, _logit(bracket.high, settings, 1), out=below_V)

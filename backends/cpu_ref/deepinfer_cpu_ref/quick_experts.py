@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from deepinfer.accelerator.ops.experts import RouterWeights, Routing
 from deepinfer.accelerator.weights import PreparedWeight, StoredExpert
 from deepinfer_cpu_ref.experts import WEIGHT_SUM_FLOOR, CpuRefExperts, Expert, PreparedExperts
+from deepinfer_cpu_ref.quick_memory import empty_weight
 from deepinfer_cpu_ref.weights import Matrix, dequantise
 
 LARGEST_SORT = 65_536
@@ -93,6 +94,22 @@ class QuickExperts(CpuRefExperts):
         """See :meth:`ExpertOps.prepare_shared`."""
         return _stack([expert], limit) if _stackable([expert]) else super().prepare_shared(expert, limit)
 
+    def local(self, x_TD: Tensor, routing: Routing, experts: PreparedWeight, shared: PreparedWeight) -> Tensor:
+        """See :meth:`ExpertOps.local`."""
+        if (
+            x_TD.shape[0] == 1
+            and x_TD.dtype == torch.float32
+            and isinstance(experts, StackedExperts)
+            and isinstance(shared, StackedExperts)
+            and x_TD.shape[1] == experts.hidden_size == shared.hidden_size
+            and experts.limit == shared.limit
+            and experts.first_DJ[0].shape == shared.first_DJ[0].shape
+        ):
+            chosen_k = routing.experts_Tk[0].tolist()
+            if min(chosen_k) >= 0 and max(chosen_k) < len(experts.experts):
+                return _one_row(x_TD, chosen_k, routing.weights_Tk, experts, shared)
+        return super().local(x_TD, routing, experts, shared)
+
     def shared(self, x_TD: Tensor, expert: PreparedWeight) -> Tensor:
         """See :meth:`ExpertOps.shared`."""
         if not isinstance(expert, StackedExperts) or x_TD.dtype != torch.float32:
@@ -115,6 +132,24 @@ class QuickExperts(CpuRefExperts):
             # A slot without an expert points at another row's output, and 0 times an infinity is NaN.
             outputs_TkD.masked_fill_((routing.experts_Tk < 0).unsqueeze(-1), 0.0)
         return outputs_TkD
+
+
+def _one_row(
+    x_1D: Tensor, chosen_k: list[int], weights_1k: Tensor, experts: StackedExperts, shared: StackedExperts
+) -> Tensor:
+    """Return one row's output [1, D]: what leaves an expert is weighed on its way in, and added up on its way out."""
+    first_DJ = [shared.first_DJ[0], *(experts.first_DJ[expert] for expert in chosen_k)]
+    second_ID = (experts.second_ID[expert] for expert in chosen_k)
+    gate_up_nJ = x_1D.new_empty((len(first_DJ), first_DJ[0].shape[1]))
+    for matrix_DJ, gate_up_1J in zip(first_DJ, torch.split(gate_up_nJ, 1), strict=True):
+        torch.mm(x_1D, matrix_DJ, out=gate_up_1J)
+    hidden_nI = _activated(gate_up_nJ, experts.limit)
+    hidden_nI[1:].mul_(weights_1k.t())
+    own_1I, *hidden_1I = torch.split(hidden_nI, 1)
+    output_1D = torch.mm(own_1I, shared.second_ID[0])
+    for part_1I, matrix_ID in zip(hidden_1I, second_ID, strict=True):
+        output_1D.addmm_(part_1I, matrix_ID)
+    return output_1D
 
 
 def _sort_slots(experts_Tk: npt.NDArray[np.int64]) -> _Slots:
@@ -159,8 +194,8 @@ def _stackable(experts: Sequence[StoredExpert]) -> bool:
 
 def _stack(experts: Sequence[StoredExpert], limit: float) -> StackedExperts:
     inner, hidden = experts[0].w1.out_features, experts[0].w1.in_features
-    first_EJD = torch.empty((len(experts), 2 * inner, hidden))
-    second_EDI = torch.empty((len(experts), hidden, inner))
+    first_EJD = empty_weight(len(experts), 2 * inner, hidden)
+    second_EDI = empty_weight(len(experts), hidden, inner)
     views = []
     for expert, first_JD, second_DI in zip(experts, first_EJD, second_EDI, strict=True):
         gate_ID, up_ID = first_JD.chunk(2)

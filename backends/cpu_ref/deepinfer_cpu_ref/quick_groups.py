@@ -12,6 +12,7 @@ import torch
 from deepinfer.accelerator.ops import OpGroup
 from deepinfer_cpu_ref.computation import Computation
 from deepinfer_cpu_ref.quick_attention import QuickAttention
+from deepinfer_cpu_ref.quick_codec_ops import QuickCodec
 from deepinfer_cpu_ref.quick_experts import QuickExperts
 from deepinfer_cpu_ref.quick_linear import QuickLinear
 from deepinfer_cpu_ref.quick_mixing import QuickMixing
@@ -29,6 +30,7 @@ def quick_groups(computation: Computation) -> dict[str, OpGroup]:
     groups: tuple[OpGroup, ...] = (
         QuickLinear(computation),
         QuickNorm(),
+        QuickCodec(),
         QuickSelection(computation),
         QuickAttention(computation),
         QuickMixing(computation),

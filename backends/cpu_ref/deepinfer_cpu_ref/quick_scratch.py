@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 _NUMPY_TYPES = {
     torch.float32: np.float32,
     torch.float64: np.float64,
+    torch.int64: np.int64,
     torch.bool: np.bool_,
 }
 
