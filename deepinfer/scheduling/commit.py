@@ -33,7 +33,7 @@ class RowFailure(NamedTuple):
 class _RunEnd(NamedTuple):
     """A row whose run ends its request with this token."""
 
-    index: int
+    number: int
     token_id: int
     is_stopped: bool
 
@@ -50,7 +50,7 @@ class Commit:
         self, step: ScheduledStep, token_ids_R: NDArray[np.int64], failures: Mapping[int, RowFailure]
     ) -> StepCommit:
         """Commit one sampled token per row, except for rows that failed, are unfinished chunks, or changed hands."""
-        _refuse_misfit(step, token_ids_R, failures)
+        _refuse_misfit(step, token_ids_R.shape, failures)
         running = self._roster.running
         if not failures and running.is_unchanged_since(step.table_row_R):
             return self._commit_running(step, token_ids_R, running)
@@ -63,7 +63,7 @@ class Commit:
 
         A request that fails keeps the tokens of its run, and ends behind them unless one of them ends it.
         """
-        _refuse_misfit(step, np.empty(len(runs)), failures)
+        _refuse_misfit(step, (len(runs),), failures)
         table = self._memory.table
         is_valid_R = table.epoch.take(step.table_row_R) == step.epoch_R
         is_finished_R = np.zeros(step.num_requests, dtype=np.bool_)
@@ -208,11 +208,9 @@ class Commit:
         return self._roster.end(sequence, Status.FINISHED_STOPPED, stop_reason=None if is_eos else token_id)
 
 
-def _refuse_misfit(step: ScheduledStep, token_ids_R: NDArray[np.int64], failures: Mapping[int, RowFailure]) -> None:
-    if token_ids_R.shape != (step.num_requests,):
-        raise InvariantError(
-            f"step {step.number} has {step.num_requests} rows, but its result has shape {list(token_ids_R.shape)}"
-        )
+def _refuse_misfit(step: ScheduledStep, shape: tuple[int, ...], failures: Mapping[int, RowFailure]) -> None:
+    if shape != (step.num_requests,):
+        raise InvariantError(f"step {step.number} has {step.num_requests} rows, but its result has shape {list(shape)}")
     if not failures:
         return
     unknown = [index for index in failures if not 0 <= index < step.num_requests]
