@@ -6,11 +6,13 @@ import logging
 import sys
 from os import PathLike
 from pathlib import Path
+from typing import Protocol
 
+import torch
 from tqdm import tqdm
 
 from deepinfer.accelerator import AcceleratorDriver, OpOptions, Plan, Repeatability, make_plan, registry
-from deepinfer.accelerator.ops import Feature
+from deepinfer.accelerator.ops import Feature, Ops
 from deepinfer.accelerator.plan import REFERENCE
 from deepinfer.accelerator.selection import select
 from deepinfer.cache.layout import CacheLayout
@@ -40,6 +42,22 @@ from deepinfer.tokenizer import Tokenizer
 _LOG = logging.getLogger(__name__)
 
 
+class SpeculationMaker(Protocol):
+    """Makes the drafts of an engine."""
+
+    def __call__(
+        self,
+        config: ModelConfig,
+        ops: Ops,
+        policy: DraftPolicy,
+        *,
+        drafts: int,
+        num_slots: int,
+        device: torch.device,
+    ) -> Speculation:
+        """Return drafts for an engine of this model."""
+
+
 def build_engine(
     model: str | PathLike[str] | None = None,
     accelerator: str | None = None,
@@ -65,11 +83,11 @@ def build_engine_on(
     settings: Settings | None = None,
     *,
     worker_type: type[Worker] = Worker,
-    speculation: Speculation | None = None,
+    speculation_of: SpeculationMaker | None = None,
 ) -> Engine:
     """Do the same on a driver that the caller has made; it must be available.
 
-    ``worker_type`` and ``speculation`` let a simulation put parts of its own in the place of the ordinary ones.
+    ``worker_type`` and ``speculation_of`` let a simulation put parts of its own in the place of the ordinary ones.
     """
     settings = settings if settings is not None else Settings.from_environment()
     options = (options if options is not None else EngineOptions()).under(settings)
@@ -83,7 +101,7 @@ def build_engine_on(
     if problems := truncation_problems(config, prefill.mode, prefill.keep_tokens, options.backtrack):
         raise ArgumentError("engine options", problems)
     drafts = options.num_speculative_tokens
-    has_stages = bool(drafts) and speculation is None
+    has_stages = bool(drafts) and speculation_of is None
     if plan.options.batch_invariant:
         driver.set_determinism(
             Repeatability.BATCH_INVARIANT, linear_shapes(config, plan.options, with_drafts=has_stages)
@@ -109,14 +127,13 @@ def build_engine_on(
     _LOG.log(level, "%s", pool_plan.arithmetic)
     pools = CachePools.allocate(layout, driver, num_blocks=pool_plan.num_blocks, num_slots=pool_plan.num_state_slots)
     rotary = rotary_tables(config, pool_plan.max_model_len).to(driver.device)
+    speculation: Speculation | None = None
+    sizes = {"drafts": drafts, "num_slots": pool_plan.num_state_slots}
     if draft is not None:
-        speculation = ModelSpeculation(
-            DraftModel(config, draft, plan.ops, rotary),
-            draft_policy(config, options),
-            drafts=drafts,
-            num_slots=pool_plan.num_state_slots,
-            device=driver.device,
-        )
+        drafting = DraftModel(config, draft, plan.ops, rotary)
+        speculation = ModelSpeculation(drafting, draft_policy(config, options), **sizes, device=driver.device)
+    elif drafts and speculation_of is not None:
+        speculation = speculation_of(config, plan.ops, draft_policy(config, options), **sizes, device=driver.device)
     worker = worker_type(Transformer(config, weights, plan.ops, rotary), pools, driver, plan.ops, prefill, speculation)
     return Engine(config, options, pool_plan, scheduler_config(config, options, pool_plan), worker, plan, tokenizer)
 
