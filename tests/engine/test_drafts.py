@@ -252,6 +252,23 @@ def test_forks_and_aborts_between_steps_leave_no_draft_behind(script) -> None:
     )
 
 
+def test_a_slot_that_changed_hands_holds_no_drafts() -> None:
+    """Fault 29: the fork gets the slot, not the drafts, of a request that is gone; its first step gives one token."""
+    engine = LLM(num_speculative_tokens=3, num_state_slots=3, **ROOMY).engine
+    engine.add_request("parent", [5, 6, 7], SamplingParams(temperature=0, max_tokens=30))
+    engine.add_request("gone", [9] * 7, SamplingParams(temperature=0, max_tokens=30))
+    engine.step()
+    engine.step()
+    assert engine.stats().drafted_tokens == 6
+    engine.abort_request("gone")
+    engine.fork_request("parent", "child", SamplingParams(temperature=0, max_tokens=30))
+    records = {record.request_id: record for record in engine.step()}
+    assert engine.stats().drafted_tokens == 9  # the parent's
+    assert len(records["child"].outputs[0].token_ids) == 1
+    engine.step()
+    assert engine.stats().drafted_tokens == 15
+
+
 def test_an_interrupted_engine_begins_again_without_drafts(script, greedy) -> None:
     """Fault 30: the epochs begin anew, and so must what lies under them."""
     llm = LLM(num_speculative_tokens=3, **ROOMY)
