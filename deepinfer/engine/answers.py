@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -18,6 +18,7 @@ from deepinfer.sampling.grammar import GrammarProgress
 from deepinfer.sampling.grammar.library import GrammarError
 from deepinfer.sampling.limits import SamplingLimits
 from deepinfer.sampling.request import RequestSampling
+from deepinfer.sampling.sampler import SampledRow
 from deepinfer.sampling.streams import sibling_seed
 from deepinfer.scheduling.sequence import StopRules
 from deepinfer.scheduling.states import Status
@@ -65,17 +66,44 @@ class Answer:
         """True once its terminal record is known."""
         return self.terminal is not None
 
-    def allowed_tokens(self) -> NDArray[np.int32] | None:
-        """Return the tokens that may come next, int32 [W] with bit t for token t; None where every token may."""
+    def allowed_tokens(self, drafts: Sequence[int] = (), *, rows: int = 1) -> NDArray[np.int32] | None:
+        """Return the tokens that may come next and behind each draft; None where every token may.
+
+        Args:
+            drafts: the drafts to verify, up to the first placeholder.
+            rows: how many rows the step has: at least one more than drafts.
+
+        Returns:
+            int32 [rows, W] with bit t for token t; every token in rows that follow no draft.
+        """
         if self.progress is None:
             return None
-        allowed_1W = np.empty((1, -(-self.sampling.vocab_size // 32)), np.int32)
+        allowed_mW = np.empty((rows, -(-self.sampling.vocab_size // 32)), np.int32)
         try:
-            self.progress.fill(allowed_1W)
+            self.progress.fill(allowed_mW, drafts)
         except RuntimeError as error:  # the library's; this answer alone ends
             self.form_failure = f"structured_outputs: {error}"
             return None
-        return allowed_1W.reshape(-1)
+        return allowed_mW
+
+    def take_run(self, rows: Sequence[SampledRow], most: int) -> tuple[list[int], SampledRow | None]:
+        """Take the tokens of a run up to the one that ends the answer, at most ``most``.
+
+        Tokens, text, log-probabilities and the place in the form end together, wherever in the run that is.
+
+        Returns:
+            The tokens that were taken, and the row without a token that the answer has come to, if it has.
+        """
+        taken: list[int] = []
+        for row in rows[:most]:
+            if row.token_id < 0:
+                return taken, row
+            is_stop = self.stop_rules.is_stop(row.token_id)
+            self.append(row.token_id, row.log_probabilities, ended_by_token=is_stop)
+            taken.append(row.token_id)
+            if is_stop or self.found_stop is not None or self.form_failure:
+                break
+        return taken, None
 
     def append(self, token_id: int, log_probabilities: Mapping[int, float] | None, *, ended_by_token: bool) -> None:
         """Take an emitted token; ``ended_by_token`` says that it was an end token or a stop id."""

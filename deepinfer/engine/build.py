@@ -6,10 +6,13 @@ import logging
 import sys
 from os import PathLike
 from pathlib import Path
+from typing import Protocol
 
+import torch
 from tqdm import tqdm
 
 from deepinfer.accelerator import AcceleratorDriver, OpOptions, Plan, Repeatability, make_plan, registry
+from deepinfer.accelerator.ops import Feature, Ops
 from deepinfer.accelerator.plan import REFERENCE
 from deepinfer.accelerator.selection import select
 from deepinfer.cache.layout import CacheLayout
@@ -17,10 +20,13 @@ from deepinfer.cache.pools import CachePools
 from deepinfer.engine.engine import Engine
 from deepinfer.engine.memory import PoolPlan, plan_pools
 from deepinfer.engine.options import EngineOptions
+from deepinfer.engine.speculation import ModelSpeculation, Speculation
 from deepinfer.engine.worker import PrefillRows, Worker
 from deepinfer.errors import ArgumentError
 from deepinfer.model.checkpoint import Checkpoint, Progress, packaged_model_path
 from deepinfer.model.config import ModelConfig
+from deepinfer.model.draft import DraftModel
+from deepinfer.model.draft_weights import load_draft
 from deepinfer.model.engram_hash import token_map
 from deepinfer.model.linear_shapes import linear_shapes
 from deepinfer.model.roles import derive_roles
@@ -28,11 +34,28 @@ from deepinfer.model.rotary import rotary_tables
 from deepinfer.model.transformer import Transformer
 from deepinfer.model.truncation import truncation_problems
 from deepinfer.model.weights import TransformerWeights, load_model
+from deepinfer.sampling.drafting import DEFAULT_CAPACITY, DraftPolicy
 from deepinfer.scheduling.config import EngineType, SchedulerConfig
 from deepinfer.settings import Settings
 from deepinfer.tokenizer import Tokenizer
 
 _LOG = logging.getLogger(__name__)
+
+
+class SpeculationMaker(Protocol):
+    """Makes the drafts of an engine."""
+
+    def __call__(
+        self,
+        config: ModelConfig,
+        ops: Ops,
+        policy: DraftPolicy,
+        *,
+        drafts: int,
+        num_slots: int,
+        device: torch.device,
+    ) -> Speculation:
+        """Return drafts for an engine of this model."""
 
 
 def build_engine(
@@ -60,10 +83,11 @@ def build_engine_on(
     settings: Settings | None = None,
     *,
     worker_type: type[Worker] = Worker,
+    speculation_of: SpeculationMaker | None = None,
 ) -> Engine:
     """Do the same on a driver that the caller has made; it must be available.
 
-    ``worker_type`` lets a simulation put a worker of its own in the place of the ordinary one.
+    ``worker_type`` and ``speculation_of`` let a simulation put parts of its own in the place of the ordinary ones.
     """
     settings = settings if settings is not None else Settings.from_environment()
     options = (options if options is not None else EngineOptions()).under(settings)
@@ -76,17 +100,26 @@ def build_engine_on(
     prefill = PrefillRows.of(options)
     if problems := truncation_problems(config, prefill.mode, prefill.keep_tokens, options.backtrack):
         raise ArgumentError("engine options", problems)
+    drafts = options.num_speculative_tokens
+    has_stages = bool(drafts) and speculation_of is None
     if plan.options.batch_invariant:
-        driver.set_determinism(Repeatability.BATCH_INVARIANT, linear_shapes(config, plan.options))
+        driver.set_determinism(
+            Repeatability.BATCH_INVARIANT, linear_shapes(config, plan.options, with_drafts=has_stages)
+        )
 
     tokenizer = Tokenizer.from_directory(directory)
     weights = _load(config, checkpoint, plan, driver, tokenizer)
+    draft = None
+    if has_stages:
+        draft_checkpoint = Checkpoint.open(directory, groups=("draft",))
+        draft = load_draft(config, draft_checkpoint, plan.ops, driver.device, weights.outer)
     layout = CacheLayout.from_config(
         config,
         derive_roles(config),
         block_size=options.block_size,
         backtrack=options.backtrack,
         kv_cache_dtype=options.kv_cache_dtype,
+        draft_stages=config.num_nextn_predict_layers if has_stages else 0,
     )
     pool_plan = plan_pools(options, layout, driver.memory(), config.max_position_embeddings)
     # A warning where the caller's own numbers let a request outgrow the pool.
@@ -94,7 +127,14 @@ def build_engine_on(
     _LOG.log(level, "%s", pool_plan.arithmetic)
     pools = CachePools.allocate(layout, driver, num_blocks=pool_plan.num_blocks, num_slots=pool_plan.num_state_slots)
     rotary = rotary_tables(config, pool_plan.max_model_len).to(driver.device)
-    worker = worker_type(Transformer(config, weights, plan.ops, rotary), pools, driver, plan.ops, prefill)
+    speculation: Speculation | None = None
+    sizes = {"drafts": drafts, "num_slots": pool_plan.num_state_slots}
+    if draft is not None:
+        drafting = DraftModel(config, draft, plan.ops, rotary)
+        speculation = ModelSpeculation(drafting, draft_policy(config, options), **sizes, device=driver.device)
+    elif drafts and speculation_of is not None:
+        speculation = speculation_of(config, plan.ops, draft_policy(config, options), **sizes, device=driver.device)
+    worker = worker_type(Transformer(config, weights, plan.ops, rotary), pools, driver, plan.ops, prefill, speculation)
     return Engine(config, options, pool_plan, scheduler_config(config, options, pool_plan), worker, plan, tokenizer)
 
 
@@ -111,10 +151,16 @@ def plan_ops(driver: AcceleratorDriver, options: EngineOptions, settings: Settin
     reference: AcceleratorDriver | None = None
     if driver.name != REFERENCE and (allowed or driver.capabilities().declared_fallbacks):
         reference = registry.load(REFERENCE)()
-    plan = make_plan(driver, op_options, allow_fallback=allowed, reference=reference)
+    features: tuple[Feature, ...] = ("drafts",) if options.num_speculative_tokens else ()
+    plan = make_plan(driver, op_options, allow_fallback=allowed, reference=reference, features=features)
     if plan.fallbacks:
         _LOG.warning("%d ops run on %s: %s", len(plan.fallbacks), REFERENCE, ", ".join(plan.fallbacks))
     return plan
+
+
+def draft_policy(config: ModelConfig, options: EngineOptions) -> DraftPolicy:
+    """Return how an engine with these options draws and judges drafts."""
+    return DraftPolicy(options.verification, capacity=min(DEFAULT_CAPACITY, config.vocab_size))
 
 
 def scheduler_config(config: ModelConfig, options: EngineOptions, pools: PoolPlan) -> SchedulerConfig:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 from deepinfer.accelerator import Plan
@@ -16,21 +17,22 @@ from deepinfer.engine.memory import PoolPlan
 from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.outputs import EngineStats, RequestOutput, StepRecord
 from deepinfer.engine.request_table import RequestTable
-from deepinfer.engine.row_failures import row_failures
+from deepinfer.engine.row_failures import row_failure
 from deepinfer.engine.worker import LogitsRequest, RowExtras, Worker
 from deepinfer.errors import ArgumentError, InvariantError
 from deepinfer.model.config import ModelConfig
 from deepinfer.sampling.grammar import GrammarCompiler
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.sampling.prompt import PromptLogProbabilities
-from deepinfer.sampling.rows import RowRequest
-from deepinfer.sampling.sampler import SampledRow
 from deepinfer.sampling.streams import random_seed
+from deepinfer.sampling.verification import RunRequest, VerifiedRun
+from deepinfer.scheduling.commit import RowFailure
 from deepinfer.scheduling.config import SchedulerConfig
 from deepinfer.scheduling.scheduler import Scheduler
 from deepinfer.scheduling.sequence import Sequence as ScheduledSequence
 from deepinfer.scheduling.states import Status
 from deepinfer.scheduling.step import ScheduledStep
+from deepinfer.scheduling.table import NO_TOKEN
 from deepinfer.tokenizer import Tokenizer
 
 _LONGEST_WAIT_S = 0.05  # for a form, when nothing else is to be done
@@ -84,6 +86,8 @@ class Engine:
         self._last_step: ScheduledStep | None = None
         self._steps = 0
         self._emitted_tokens = 0
+        self._drafted_tokens = 0
+        self._accepted_tokens = 0
         self._preemptions = 0
         self._is_torn = False
         self._is_launched = False
@@ -212,7 +216,7 @@ class Engine:
         answers = [self._table.answer(sequence.request_id) for sequence in step.sequences]
         try:
             self._is_launched = True
-            sampled = self._execute(step, answers)
+            runs = self._execute(step, answers)
         except BaseException as error:
             self._give_up(step, f"the step failed: {type(error).__name__}: {error}")
             self._is_torn = False
@@ -220,7 +224,7 @@ class Engine:
         finally:
             self._is_launched = False
         if answers:
-            self._commit(step, answers, sampled)
+            self._commit(step, answers, runs)
         else:
             self._forms.wait(_LONGEST_WAIT_S)
         self._collect_terminals()
@@ -302,6 +306,8 @@ class Engine:
             longest_request=self._pools.longest_request,
             steps=self._steps,
             emitted_tokens=self._emitted_tokens,
+            drafted_tokens=self._drafted_tokens,
+            accepted_tokens=self._accepted_tokens,
             preemptions=self._preemptions + sum(sequence.preemptions for sequence in living if sequence is not None),
         )
 
@@ -362,27 +368,57 @@ class Engine:
         seed = asked if asked is not None else random_seed(self._seeds)
         return Request.create(submission, extras, seed=seed, config=self.config, tokenizer=self.tokenizer)
 
-    def _execute(self, step: ScheduledStep, answers: Sequence[Answer]) -> list[SampledRow]:
-        rows = [
-            RowRequest(answer.sampling, k, answer.token_ids, None if is_partial else answer.allowed_tokens())
-            for answer, k, is_partial in zip(answers, step.k_R.tolist(), step.is_partial_R.tolist(), strict=True)
-        ]
+    def _execute(self, step: ScheduledStep, answers: Sequence[Answer]) -> list[VerifiedRun]:
         self._worker.copy(step)
-        return self._worker.run(step, rows, [answer.extras for answer in answers]) if rows else []
+        if not answers:
+            return []
+        # A decode step makes the token behind the newest one, and those behind each draft.
+        first_R = step.k_R if step.kind == "prefill" else step.cached_R + 1
+        rows_R = np.ones_like(step.q_R) if step.kind == "prefill" else step.q_R
+        columns = (first_R.tolist(), rows_R.tolist(), step.is_partial_R.tolist())
+        requests = []
+        for answer, drafts, first, rows, is_partial in zip(answers, self._worker.drafts(step), *columns, strict=True):
+            allowed_mW = None if is_partial else answer.allowed_tokens(drafts, rows=rows)
+            # Behind a placeholder nothing is emitted, so any id will do there.
+            padded = drafts + [0] * (rows - 1 - len(drafts))
+            requests.append(RunRequest(answer.sampling, first, answer.token_ids, padded, allowed_mW))
+            self._drafted_tokens += len(drafts)
+        return self._worker.run(step, requests, [answer.extras for answer in answers])
 
-    def _commit(self, step: ScheduledStep, answers: Sequence[Answer], sampled: Sequence[SampledRow]) -> None:
-        failures = row_failures(step, answers, sampled)
-        commit = self._scheduler.commit(step, [row.token_id for row in sampled], failures)
-        stopped = {end.request_id for end in commit.terminals if end.status is Status.FINISHED_STOPPED}
-        for number in commit.is_emitted_R.nonzero()[0].tolist():
-            answer, row = answers[number], sampled[number]
-            answer.append(row.token_id, row.log_probabilities, ended_by_token=answer.sequence_id in stopped)
-            self._emitted_tokens += 1
+    def _commit(self, step: ScheduledStep, answers: Sequence[Answer], runs: Sequence[VerifiedRun]) -> None:
+        emitted: list[list[int]] = []
+        failures: dict[int, RowFailure] = {}
+        # Somebody may have been aborted while the step ran; the result of an unfinished chunk is thrown away.
+        is_due_R = self._scheduler.current_rows(step) & ~step.is_partial_R
+        for number, (answer, run, is_due) in enumerate(zip(answers, runs, is_due_R.tolist(), strict=True)):
+            taken: list[int] = []
+            if is_due and answer.form_failure:
+                failures[number] = RowFailure(Status.FINISHED_GRAMMAR_FAILED, answer.form_failure)
+            elif is_due:
+                taken, failed = answer.take_run(run.rows, self._most_tokens(step.sequences[number], run))
+                self._accepted_tokens += run.accepted
+                if failed is not None:
+                    failures[number] = row_failure(answer, failed)
+            emitted.append(taken)
+        if self._scheduler_config.num_speculative_tokens:
+            self._scheduler.commit_runs(step, emitted, failures)
+        else:
+            self._scheduler.commit(step, [taken[-1] if taken else NO_TOKEN for taken in emitted], failures)
+        for answer, taken in zip(answers, emitted, strict=True):
+            if not taken:
+                continue
+            self._emitted_tokens += len(taken)
             self._table.note_growth(answer)
             if answer.form_failure:
                 self._scheduler.finish(answer.sequence_id, Status.FINISHED_GRAMMAR_FAILED, text=answer.form_failure)
             elif answer.found_stop is not None:
                 self._scheduler.finish(answer.sequence_id, Status.FINISHED_STOPPED, answer.found_stop)
+
+    def _most_tokens(self, sequence: ScheduledSequence, run: VerifiedRun) -> int:
+        """Return how many tokens of a run the length of its request allows."""
+        if len(run.rows) == 1:
+            return 1
+        return sequence.token_limit(self._scheduler_config.max_model_len) - sequence.length
 
     def _give_up(self, step: ScheduledStep, text: str) -> None:
         """End the requests of a step; forks whose copies it carried are computed anew."""
@@ -410,4 +446,5 @@ class Engine:
             self._table.abort_all("the engine was interrupted while it kept its books; every request was given up")
             self._forms.clear()
             self._scheduler = Scheduler(self._scheduler_config)
+            self._worker.forget()
             self._is_torn = False

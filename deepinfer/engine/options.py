@@ -16,7 +16,9 @@ import torch
 from deepinfer.accelerator import KvCacheDtype, Numerics
 from deepinfer.engine.other_names import ADVICE
 from deepinfer.errors import ArgumentError
+from deepinfer.model.draft import MOST_DRAFTS
 from deepinfer.model.truncation import TruncationMode
+from deepinfer.sampling.drafting import Verification
 from deepinfer.settings import Settings
 
 DtypeName = Literal["float32", "bfloat16", "float64"]
@@ -51,6 +53,7 @@ class EngineKeywords(TypedDict, total=False):
     prefill_attempt_interval: int
     prefill_any_attempt_interval: int
     num_speculative_tokens: int
+    verification: Verification
     truncated_prefill: TruncationMode | None
     truncated_prefill_keep_tokens: int | None
     seed: int
@@ -81,7 +84,10 @@ class EngineOptions:
         stop_preempted_requests: end preempted requests instead of computing them again.
         prefill_attempt_interval: decode steps between chances for a prefill that every rank wants.
         prefill_any_attempt_interval: decode steps between chances for a prefill that any rank wants.
-        num_speculative_tokens: draft tokens per step; this release has no drafts, so only 0 is accepted.
+        num_speculative_tokens: drafts that each decode step verifies for a request, 0 for none; the model must have
+            draft stages.
+        verification: how drafts are judged (docs/drafts.md): "standard" keeps the distribution of the tokens,
+            "coupled" the very tokens of a run without drafts.
         truncated_prefill: which rows of a prompt run the layers behind the last owner of long-range entries: all with
             "off", the last ones with "compact", and with "mask" the same the slow way. None means what
             DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE says. Prompt log-probabilities need "off".
@@ -109,6 +115,7 @@ class EngineOptions:
     prefill_attempt_interval: int = 70
     prefill_any_attempt_interval: int = 100
     num_speculative_tokens: int = 0
+    verification: Verification = "standard"
     truncated_prefill: TruncationMode | None = None
     truncated_prefill_keep_tokens: int | None = None
     seed: int = 0
@@ -171,6 +178,7 @@ class EngineOptions:
         _check_choice(problems, "numerics", self.numerics, get_args(Numerics))
         _check_choice(problems, "kv_cache_dtype", self.kv_cache_dtype, get_args(KvCacheDtype))
         _check_choice(problems, "engine_type", self.engine_type, get_args(EngineType))
+        _check_choice(problems, "verification", self.verification, get_args(Verification))
         _check_choice(problems, "truncated_prefill", self.truncated_prefill, (None, *get_args(TruncationMode)))
         _check_choice(problems, "batch_invariant", self.batch_invariant, (None, True, False))
         for name in ("enable_chunked_prefill", "stop_preempted_requests"):
@@ -199,10 +207,7 @@ class EngineOptions:
                 _check_integer(problems, name, getattr(self, name), least)
         if isinstance(self.block_size, int) and self.block_size % 2:
             problems.append(f"block_size={self.block_size} is odd; a block must hold whole pairs, use an even size")
-        if self.num_speculative_tokens != 0:
-            problems.append(
-                f"num_speculative_tokens={self.num_speculative_tokens!r}: this release has no drafts; use 0"
-            )
+        _check_integer(problems, "num_speculative_tokens", self.num_speculative_tokens, 0, MOST_DRAFTS)
         if self.engine_type == "completion" and self.stop_preempted_requests is False:
             problems.append(
                 "engine_type='completion' has no prompt step to recompute with; set stop_preempted_requests=True"
@@ -234,8 +239,10 @@ def _check_choice(problems: list[str], name: str, value: object, choices: tuple[
         problems.append(f"{name}={value!r} is not one of {listed}")
 
 
-def _check_integer(problems: list[str], name: str, value: object, least: int) -> None:
+def _check_integer(problems: list[str], name: str, value: object, least: int, most: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         problems.append(f"{name}={value!r} is not an integer")
+    elif most is not None and not least <= value <= most:
+        problems.append(f"{name}={value} is outside {least} .. {most}")
     elif not least <= value < 2**31:
         problems.append(f"{name}={value} is outside [{least}, 2^31)")

@@ -168,6 +168,8 @@ class EngineStats:
         longest_request: positions of the longest request that the pool can finish.
         steps: steps run so far, of any kind.
         emitted_tokens: tokens emitted so far.
+        drafted_tokens: drafts verified so far, placeholders not counted.
+        accepted_tokens: how many of them were accepted.
         preemptions: how often requests were preempted so far.
     """
 
@@ -182,4 +184,6 @@ class EngineStats:
     longest_request: int
     steps: int
     emitted_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
     preemptions: int

@@ -14,12 +14,14 @@ from deepinfer.accelerator import AcceleratorDriver, Ops
 from deepinfer.accelerator.batch import StepLayout
 from deepinfer.cache.pools import CachePools
 from deepinfer.engine.options import EngineOptions
+from deepinfer.engine.speculation import Speculation
 from deepinfer.engine.step_inputs import build_step_inputs
 from deepinfer.model.transformer import GivenEmbeddings, Transformer
 from deepinfer.model.truncation import Truncation, TruncationMode, truncate
 from deepinfer.sampling.prompt import ROWS_PER_PIECE, PromptLogProbabilities
 from deepinfer.sampling.rows import RowRequest, build_sampling_step
-from deepinfer.sampling.sampler import SampledRow, Sampler
+from deepinfer.sampling.sampler import Sampler
+from deepinfer.sampling.verification import RunRequest, VerifiedRun
 from deepinfer.scheduling.step import CopyPair, ScheduledStep
 
 
@@ -78,7 +80,12 @@ class PrefillRows:
 
 
 class Worker:
-    """Runs steps on one device. It keeps nothing about requests: what it remembers lies in the pools."""
+    """Runs steps on one device. It keeps nothing about requests: what it remembers lies in the pools.
+
+    Attributes:
+        pools: the caches.
+        speculation: the drafts; None for an engine without.
+    """
 
     def __init__(
         self,
@@ -87,8 +94,10 @@ class Worker:
         driver: AcceleratorDriver,
         ops: Ops,
         prefill: PrefillRows | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.pools = pools
+        self.speculation = speculation
         self._prefill = prefill if prefill is not None else PrefillRows()
         self._transformer = transformer
         self._driver = driver
@@ -105,29 +114,58 @@ class Worker:
         self._copy(self.pools.block_bytes_Nb, step.block_copies)
         self._copy(self.pools.slot_bytes_Zb, step.slot_copies)
 
-    def run(self, step: ScheduledStep, requests: Sequence[RowRequest], extras: Sequence[RowExtras]) -> list[SampledRow]:
-        """Run a step with at least one request and return what the last row of each request came to.
+    def drafts(self, step: ScheduledStep) -> list[list[int]]:
+        """Return the drafts that each request of a step verifies; fewer than its rows where there are not as many."""
+        return [[] for _ in step.sequences] if self.speculation is None else self.speculation.token_ids(step)
+
+    def forget(self) -> None:
+        """Drop what is remembered beside the pools: the scheduler's books begin anew."""
+        if self.speculation is not None:
+            self.speculation.forget()
+
+    def run(
+        self, step: ScheduledStep, requests: Sequence[RunRequest], extras: Sequence[RowExtras]
+    ) -> list[VerifiedRun]:
+        """Run a step with at least one request and return what each request emits.
 
         Args:
             step: what the scheduler decided; its copies have been executed.
-            requests: the sampling of each request, in the order of the step.
-            extras: what each request wants beyond a token.
+            requests: the sampling of each request, in the order of the step; with as many drafts as it has rows beside
+                the first in a decode step.
+            extras: what each request wants beyond tokens.
         """
         layout = self.pools.layout
         inputs = build_step_inputs(step, block_size=layout.block_size, ring=layout.ring, device=self.device)
+        speculation = self.speculation
         with torch.inference_mode():
+            if speculation is not None:
+                inputs, drafts = speculation.fill_in(step, inputs)
             tokens_TG = self._transformer.ngram_tokens(inputs.ids_T, inputs.history_RG, inputs.layout)
             embeddings = self._given_embeddings(step, extras, inputs.layout.image_T)
             truncation = self._prefill.truncation(step, inputs.layout)
             hidden = self._transformer.forward(
-                inputs.ids_T, tokens_TG, inputs.layout, self.pools, embeddings, truncation=truncation
+                inputs.ids_T,
+                tokens_TG,
+                inputs.layout,
+                self.pools,
+                embeddings,
+                with_taps=speculation is not None and speculation.needs_taps,
+                truncation=truncation,
             )
             last_row_R = inputs.last_row_R if truncation is None else truncation.last_row_R
-            logits_RV = self._project(hidden.hidden_TD.index_select(0, last_row_R))
-            sampling = build_sampling_step(requests, self.device)
-            sampled = self._sampler.sample(logits_RV, sampling)
+            if speculation is None:
+                logits_RV = self._project(hidden.hidden_TD.index_select(0, last_row_R))
+                sampled = self._sampler.sample(logits_RV, build_sampling_step(_plain(requests), self.device))
+                self._fill_extras(step, extras, hidden.hidden_TD)
+                return [VerifiedRun((row,), 0) for row in sampled.read()]
+            speculation.store_context(
+                hidden.taps_TA, inputs.layout if truncation is None else truncation.step, self.pools
+            )
+            is_prompt = step.kind == "prefill"
+            judged_BD = hidden.hidden_TD.index_select(0, last_row_R) if is_prompt else hidden.hidden_TD
+            verified = speculation.verify_and_draft(self._project(judged_BD), step, requests, drafts, self.pools)
             self._fill_extras(step, extras, hidden.hidden_TD)
-            return sampled.read()
+            return verified.read()
 
     def _project(self, hidden_BD: torch.Tensor) -> torch.Tensor:
         return self._transformer.logits(hidden_BD).to(torch.float32)
@@ -172,6 +210,13 @@ class Worker:
                 extra.logits.rows += _in_pieces(rows_TD, self._project)
                 extra.logits.collected = max(extra.logits.collected, cached + q)
             start += q
+
+
+def _plain(requests: Sequence[RunRequest]) -> list[RowRequest]:
+    return [
+        RowRequest(sampling, index, outputs, None if allowed_mW is None else allowed_mW[0])
+        for sampling, index, outputs, _, allowed_mW in requests
+    ]
 
 
 def _in_pieces(hidden_TD: torch.Tensor, project: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:

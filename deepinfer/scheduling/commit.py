@@ -5,6 +5,7 @@ Shapes: R requests of the step; E rows that emit a token.
 
 from __future__ import annotations
 
+from collections import abc
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -29,6 +30,14 @@ class RowFailure(NamedTuple):
     text: str
 
 
+class _RunEnd(NamedTuple):
+    """A row whose run ends its request with this token."""
+
+    number: int
+    token_id: int
+    is_stopped: bool
+
+
 class Commit:
     """Applies results to the requests they were computed for, and to nobody else."""
 
@@ -41,11 +50,64 @@ class Commit:
         self, step: ScheduledStep, token_ids_R: NDArray[np.int64], failures: Mapping[int, RowFailure]
     ) -> StepCommit:
         """Commit one sampled token per row, except for rows that failed, are unfinished chunks, or changed hands."""
-        _refuse_misfit(step, token_ids_R, failures)
+        _refuse_misfit(step, token_ids_R.shape, failures)
         running = self._roster.running
         if not failures and running.is_unchanged_since(step.table_row_R):
             return self._commit_running(step, token_ids_R, running)
         return self._commit_valid(step, token_ids_R, failures)
+
+    def apply_runs(
+        self, step: ScheduledStep, runs: abc.Sequence[abc.Sequence[int]], failures: Mapping[int, RowFailure]
+    ) -> StepCommit:
+        """Commit the accepted drafts and the sampled token of each row, up to the first that ends its request.
+
+        A request that fails keeps the tokens of its run, and ends behind them unless one of them ends it.
+        """
+        _refuse_misfit(step, (len(runs),), failures)
+        table = self._memory.table
+        is_valid_R = table.epoch.take(step.table_row_R) == step.epoch_R
+        is_finished_R = np.zeros(step.num_requests, dtype=np.bool_)
+        if step.kind == "prefill":
+            valid = is_valid_R.nonzero()[0]
+            table.computed[step.table_row_R.take(valid)] = step.k_R.take(valid)
+        ends: list[_RunEnd] = []
+        emitted: list[tuple[int, ...]] = []
+        for index, sequence in enumerate(step.sequences):
+            run: tuple[int, ...] = ()
+            if is_valid_R[index] and not step.is_partial_R[index]:
+                run, is_stopped = self._cut(sequence, runs[index])
+                if is_stopped is not None:
+                    ends.append(_RunEnd(index, run[-1], is_stopped=is_stopped))
+            emitted.append(run)
+        table.append_runs(step.table_row_R, emitted)
+        if step.kind == "prefill":
+            failed = [index for index in failures if is_valid_R[index]]
+            self._place_after_prompt(step, [index for index in is_valid_R.nonzero()[0].tolist() if index not in failed])
+        terminals = []
+        for index, token_id, is_stopped in ends:
+            is_finished_R[index] = True
+            terminals.append(self._end(step.sequences[index], token_id, is_stopped=is_stopped))
+        for index in sorted(failures):
+            if is_valid_R[index] and not is_finished_R[index]:
+                is_finished_R[index] = True
+                status, text = failures[index]
+                terminals.append(self._roster.end(step.sequences[index], status, text=text))
+        if step.kind == "decode":
+            self._roster.running.sort_again()
+        token_R = np.array([run[-1] if run else NO_TOKEN for run in emitted], dtype=np.int64)
+        is_emitted_R = np.array([bool(run) for run in emitted], dtype=np.bool_)
+        return StepCommit(step, token_R, is_emitted_R, is_finished_R, tuple(terminals), tuple(emitted))
+
+    def _cut(self, sequence: Sequence, run: abc.Sequence[int]) -> tuple[tuple[int, ...], bool | None]:
+        """Return the run up to the token that ends its request, and whether that one stops it; None if none does."""
+        table, rules = self._memory.table, sequence.stop_rules
+        first = int(table.length[sequence.row])
+        final = int(table.final_position[sequence.row])
+        for place, token_id in enumerate(run):
+            # At the position of the length cap a stop wins.
+            if rules.is_stop(token_id) or first + place >= final:
+                return tuple(run[: place + 1]), rules.is_stop(token_id)
+        return tuple(run), None
 
     def _commit_running(self, step: ScheduledStep, token_ids_R: NDArray[np.int64], running: RunningBatch) -> StepCommit:
         """Commit a decode step whose requests all run on: every row is valid and emits."""
@@ -142,16 +204,13 @@ class Commit:
     def _end(self, sequence: Sequence, token_id: int, *, is_stopped: bool) -> TerminalRecord:
         if not is_stopped:
             return self._roster.end(sequence, Status.FINISHED_LENGTH_CAPPED)
-        rules = sequence.stop_rules
-        is_eos = token_id == rules.eos_token_id and not rules.ignore_eos
+        is_eos = sequence.stop_rules.is_end(token_id)
         return self._roster.end(sequence, Status.FINISHED_STOPPED, stop_reason=None if is_eos else token_id)
 
 
-def _refuse_misfit(step: ScheduledStep, token_ids_R: NDArray[np.int64], failures: Mapping[int, RowFailure]) -> None:
-    if token_ids_R.shape != (step.num_requests,):
-        raise InvariantError(
-            f"step {step.number} has {step.num_requests} rows, but its result has shape {list(token_ids_R.shape)}"
-        )
+def _refuse_misfit(step: ScheduledStep, shape: tuple[int, ...], failures: Mapping[int, RowFailure]) -> None:
+    if shape != (step.num_requests,):
+        raise InvariantError(f"step {step.number} has {step.num_requests} rows, but its result has shape {list(shape)}")
     if not failures:
         return
     unknown = [index for index in failures if not 0 <= index < step.num_requests]

@@ -37,7 +37,8 @@ class SchedulerConfig:
         min_chunk_tokens: a cut that leaves less than this in the rest of a step's budget waits for the next step.
         chunk_align: charge and cut prompts in multiples of this (2 x size with context parallelism, else 1).
         history_tokens: token ids before the first new row that a step carries for the n-gram memory.
-        num_speculative_tokens: drafts that a decode step verifies; 0 in this version.
+        num_speculative_tokens: drafts that a decode step verifies for each request: so many rows beside its newest
+            token's, where the model and the cache have positions for them.
     """
 
     num_blocks: int
@@ -73,6 +74,11 @@ class SchedulerConfig:
     def max_table_blocks(self) -> int:
         """The longest block table that a request can have."""
         return min(self.num_usable_blocks, -(-self.max_model_len // self.block_size))
+
+    @property
+    def most_positions(self) -> int:
+        """Positions that the longest request can compute."""
+        return min(self.max_model_len, self.num_usable_blocks * self.block_size)
 
     @property
     def aligned_budget_tokens(self) -> int:
@@ -127,9 +133,5 @@ class SchedulerConfig:
             problems.append(
                 f"min_chunk_tokens ({self.min_chunk_tokens}) is above the largest chunk "
                 f"({self.aligned_budget_tokens}) that max_num_batched_tokens allows"
-            )
-        if self.num_speculative_tokens > 0:
-            problems.append(
-                f"num_speculative_tokens is {self.num_speculative_tokens}, but this version schedules no drafts: set 0"
             )
         return problems

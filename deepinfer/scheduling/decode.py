@@ -29,6 +29,10 @@ class DecodeSelection:
         """Settle who runs in the step, which is everybody who then is running; each owns every block it writes."""
         self._seat_prompted()
         running = self._roster.running
+        drafts = self._config.num_speculative_tokens
+        if drafts:
+            self._memory.look_ahead_to(running.row_numbers(), drafts)
+            running.invalidate()
         running.refresh()
         short = running.short_of_blocks()
         if not len(short) or running.try_growing_by_one_block(
@@ -38,6 +42,8 @@ class DecodeSelection:
         shortage = self._memory.shortage(running.rows_R.take(short))
         if self._is_served_by_free_blocks(shortage):
             self._memory.grow(shortage)
+        elif drafts:
+            self._serve_with_fewer_drafts(drafts)
         else:
             self._serve_one_by_one()
         running.invalidate()
@@ -54,6 +60,18 @@ class DecodeSelection:
     def _is_served_by_free_blocks(self, shortage: Shortage) -> bool:
         fits = blocks_for(shortage.longest, self._config.block_size) <= self._config.num_usable_blocks
         return fits and self._memory.blocks.can_allocate(shortage.num_blocks)
+
+    def _serve_with_fewer_drafts(self, drafts: int) -> None:
+        """Nobody loses its memory for another one's drafts: they get what the newest tokens leave.
+
+        So requests are preempted exactly where they would be without drafts.
+        """
+        running = self._roster.running
+        self._memory.give_up_look_ahead(running.row_numbers())
+        self._serve_one_by_one()
+        rows_R = running.row_numbers()
+        order = self._memory.table.serving_order(rows_R)
+        self._memory.look_ahead_as_far_as_possible(rows_R.take(order), drafts)
 
     def _serve_one_by_one(self) -> None:
         """Serve from the short end of the outputs and preempt from the long end, only for one who really needs it."""

@@ -120,7 +120,8 @@ def _flight_problems(memory: Memory, roster: Roster, in_flight: ScheduledStep | 
                 continue
             sequence = in_flight.sequences[index]
             flying.add(sequence.request_id)
-            if in_flight.k_R[index] > min(sequence.length, sequence.num_blocks * block_size):
+            planned = sequence.length + int(memory.table.look_ahead[row])
+            if in_flight.k_R[index] > min(planned, sequence.num_blocks * block_size):
                 yield f"{sequence.request_id!r} is scheduled to position {in_flight.k_R[index]}, beyond what it owns"
     for sequence in roster:
         if sequence.place is Place.IN_FLIGHT and sequence.request_id not in flying:

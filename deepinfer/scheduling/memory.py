@@ -97,6 +97,30 @@ class Memory:
         for row, count in zip(rows.tolist(), blocks.tolist(), strict=True):
             self.table.add_blocks(row, self.blocks.allocate_many(count))
 
+    def look_ahead_to(self, rows_R: NDArray[np.int64], drafts: int) -> None:
+        """Note that the next step of each row verifies so many drafts, as far as there are positions for them."""
+        room_R = self._config.most_positions - self.table.length.take(rows_R)
+        self.table.look_ahead[rows_R] = np.clip(room_R, 0, drafts)
+
+    def give_up_look_ahead(self, rows_R: NDArray[np.int64]) -> None:
+        """Take back the blocks that hold drafts alone; what rejected drafts left in them nobody reads."""
+        self.table.look_ahead[rows_R] = 0
+        for row in rows_R.tolist():
+            needed = blocks_for(int(self.table.length[row]), self._config.block_size)
+            if needed < self.table.num_blocks[row]:
+                self.blocks.free_table(self.table.take_blocks_from(row, needed))
+
+    def look_ahead_as_far_as_possible(self, rows_R: NDArray[np.int64], drafts: int) -> None:
+        """Give free blocks to drafts, in the order of ``rows_R``; no row verifies more than its blocks hold."""
+        table, size = self.table, self._config.block_size
+        self.look_ahead_to(rows_R, drafts)
+        for row in rows_R.tolist():
+            length, wanted = int(table.length[row]), int(table.look_ahead[row])
+            missing = blocks_for(length + wanted, size) - int(table.num_blocks[row])
+            if missing > 0 and (given := min(missing, self.blocks.num_free)):
+                table.add_blocks(row, self.blocks.allocate_many(given))
+            table.look_ahead[row] = min(wanted, int(table.capacity[row]) - length)
+
     def try_fork(self, parent: Sequence, child: Sequence) -> bool:
         """Give ``child`` what ``parent`` has computed, or nothing when a block or a state slot for it is not free.
 

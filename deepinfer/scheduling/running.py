@@ -39,6 +39,7 @@ class RunningBatch:
         rows_R: the rows; another array whenever other requests run.
         sequences, request_ids, epoch_R, state_slot_R: whose rows they are, in which occupation.
         length_R: tokens, the newest included; the newest is what the next step computes.
+        look_ahead_R: drafts that the next step verifies.
         eos_token_id_R, final_position_R: when they end.
         one_R, nothing_R, everything_R: as many ones, falses, trues as there are rows.
     """
@@ -49,6 +50,7 @@ class RunningBatch:
     epoch_R: NDArray[np.int64]
     state_slot_R: NDArray[np.int32]
     length_R: NDArray[np.int64]
+    look_ahead_R: NDArray[np.int64]
     eos_token_id_R: NDArray[np.int64]
     final_position_R: NDArray[np.int64]
     one_R: NDArray[np.int32]
@@ -62,9 +64,9 @@ class RunningBatch:
 
     def __init__(self, table: SequenceTable) -> None:
         self._table = table
-        # Four lists in step order. All rows that run get one token in each decode step, so the keys, which are the
-        # order, count from the decode steps so far and hold as long as a row runs; joining and leaving is a search
-        # and the move of a few kilobytes.
+        # Four lists in step order. Without drafts all rows that run get one token in each decode step, so the keys,
+        # which are the order, count from the decode steps so far and hold as long as a row runs; joining and leaving
+        # is a search and the move of a few kilobytes. With drafts they are sorted again after each step.
         self._keys: list[_OrderKey] = []
         self._rows = array("q")
         self._sequences: list[Sequence] = []
@@ -139,6 +141,23 @@ class RunningBatch:
         if tuple(self.sequences) != table.sequences_of(rows_R):
             yield f"running requests {self.request_ids} are not those of rows {rows_R.tolist()}"
 
+    def row_numbers(self) -> NDArray[np.int64]:
+        """Return the rows that run, in step order, also before ``refresh``."""
+        return np.array(self._rows, dtype=np.int64)
+
+    def sort_again(self) -> None:
+        """Note that those who still run got tokens, one of them perhaps more than another: with drafts."""
+        self._prepare_change()
+        length_of = self._table.length
+        self._key_of_row = {
+            row: (self._num_decoded - int(length_of[row]), *key[1:]) for row, key in self._key_of_row.items()
+        }
+        by_key = sorted(zip(self._rows, self._sequences, self._request_ids, strict=True), key=self._key_of)
+        self._keys = [self._key_of_row[row] for row, _, _ in by_key]
+        self._rows = array("q", [row for row, _, _ in by_key])
+        self._sequences = [sequence for _, sequence, _ in by_key]
+        self._request_ids = [request_id for _, _, request_id in by_key]
+
     # --- the next step ------------------------------------------------------------------------------------------
 
     def short_of_blocks(self) -> NDArray[np.int64]:
@@ -185,6 +204,9 @@ class RunningBatch:
         self.length_R = next_R
         self._num_decoded += 1
 
+    def _key_of(self, entry: tuple[int, Sequence, str]) -> _OrderKey:
+        return self._key_of_row[entry[0]]
+
     def _prepare_change(self) -> None:
         self._is_stale = True
         if self._lists_are_shared:
@@ -196,6 +218,7 @@ class RunningBatch:
         self.rows_R = columns.row
         self.epoch_R = columns.epoch
         self.length_R = columns.length
+        self.look_ahead_R = columns.look_ahead
         self.eos_token_id_R = columns.eos_token_id
         self.final_position_R = columns.final_position
         self._next_cell_R = columns.next_cell

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import abc
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from deepinfer.errors import ArgumentError, InvariantError
 from deepinfer.scheduling import forking, invariants
@@ -149,6 +150,23 @@ class Scheduler:
         self._in_flight = None
         return result
 
+    def commit_runs(
+        self,
+        step: ScheduledStep,
+        runs: abc.Sequence[abc.Sequence[int]],
+        failures: Mapping[int, RowFailure] = _NO_FAILURES,
+    ) -> StepCommit:
+        """Apply what each row of ``step`` emitted: accepted drafts, then a token; rows that fail may lack the last."""
+        self._refuse_unless_in_flight(step)
+        result = self._commit.apply_runs(step, runs, failures)
+        self._in_flight = None
+        return result
+
+    def current_rows(self, step: ScheduledStep) -> NDArray[np.bool_]:
+        """Return, for each row of ``step``, whether its result still belongs to the request it was computed for."""
+        is_current_R: NDArray[np.bool_] = self.memory.table.epoch.take(step.table_row_R) == step.epoch_R
+        return is_current_R
+
     def cancel(self, step: ScheduledStep) -> None:
         """Give up a step whose result will never come: what it may have half written is recomputed.
 
@@ -218,7 +236,11 @@ class Scheduler:
         self.clock.count_decode_step()
         self._decode.serve_running()
         running = self.roster.running
-        return self._builder.decode_step(running) if len(running) else self._builder.empty_step("decode")
+        if not len(running):
+            return self._builder.empty_step("decode")
+        if self.config.num_speculative_tokens:
+            return self._builder.verifying_step(running)
+        return self._builder.decode_step(running)
 
     def _group_tries_prefill(self) -> bool:
         can_decode = self.roster.num_running + self.roster.num_prompted > 0

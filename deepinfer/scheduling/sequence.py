@@ -32,6 +32,14 @@ class StopRules:
         if self.max_tokens < 1:
             raise ArgumentError("stop rules", [f"max_tokens must be at least 1, got {self.max_tokens}"])
 
+    def is_end(self, token_id: int) -> bool:
+        """Say whether the token is the end token, and ends the request."""
+        return token_id == self.eos_token_id and not self.ignore_eos
+
+    def is_stop(self, token_id: int) -> bool:
+        """Say whether the token ends the request, whatever its place."""
+        return token_id in self.stop_token_ids or self.is_end(token_id)
+
 
 class ImageSpan(NamedTuple):
     """Positions ``start`` to ``stop - 1`` hold one image; no chunk boundary falls inside."""

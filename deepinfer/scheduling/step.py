@@ -41,7 +41,7 @@ class ScheduledStep:
         block_table_RB: block numbers in order of positions, padded with 0.
         is_partial_R: an unfinished prompt chunk, whose sampled token is thrown away.
         epoch_R: the occupation of the row for which this step was made.
-        input_ids_T: the new token ids, row after row.
+        input_ids_T: the new token ids, row after row; -1 in the place of a draft, whose id the worker knows.
         history_RG: the ids before each row's first new one, nearest first; -1 where there is none or an image.
         block_copies, slot_copies: for forks.
     """
@@ -143,10 +143,11 @@ class StepCommit:
     """What a commit did, row by row of its step.
 
     Attributes:
-        token_R: the emitted token, or -1 where nothing was emitted (unfinished chunk, failure, stale row).
+        token_R: the (last) emitted token, or -1 where nothing was emitted (unfinished chunk, failure, stale row).
         is_emitted_R: whether a token was emitted.
         is_finished_R: whether the request ended in this commit.
         terminals: the records of those that ended, also handed out by ``Scheduler.take_terminals``.
+        runs: the emitted tokens of each row, where rows may emit several; else None.
     """
 
     step: ScheduledStep
@@ -154,10 +155,13 @@ class StepCommit:
     is_emitted_R: NDArray[np.bool_]
     is_finished_R: NDArray[np.bool_]
     terminals: tuple[TerminalRecord, ...]
+    runs: tuple[tuple[int, ...], ...] | None = None
 
     def records(self) -> StepRecords:
-        """Return one record for each row that emitted a token or ended, in the order of the step."""
+        """Return one record for each emitted token, and for each row that ended without one, in step order."""
         request_ids = self.step.request_ids
+        if self.runs is not None:
+            return self._records_of_runs(request_ids, self.runs)
         token_ids: list[int | None] = self.token_R.tolist()
         is_finished = self.is_finished_R.tolist()
         if not self.is_emitted_R.all():
@@ -168,3 +172,11 @@ class StepCommit:
             token_ids = list(compress(token_ids, is_told_R))
             is_finished = list(compress(is_finished, is_told_R))
         return StepRecords(request_ids, token_ids, is_finished)
+
+    def _records_of_runs(self, request_ids: list[str], runs: tuple[tuple[int, ...], ...]) -> StepRecords:
+        told = [
+            (request_id, token_id, is_finished and place + 1 >= len(run))
+            for request_id, run, is_finished in zip(request_ids, runs, self.is_finished_R.tolist(), strict=True)
+            for place, token_id in enumerate(run or ((None,) if is_finished else ()))
+        ]
+        return StepRecords([row[0] for row in told], [row[1] for row in told], [row[2] for row in told])

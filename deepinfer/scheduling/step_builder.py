@@ -11,6 +11,7 @@ from deepinfer.scheduling.admission import Chunk
 from deepinfer.scheduling.memory import Memory
 from deepinfer.scheduling.running import RunningBatch
 from deepinfer.scheduling.step import GroupKind, ScheduledStep
+from deepinfer.scheduling.table import NO_TOKEN
 
 
 class StepBuilder:
@@ -41,6 +42,38 @@ class StepBuilder:
             is_partial_R=running.nothing_R,
             epoch_R=running.epoch_R,
             input_ids_T=newest_GR[0],
+            history_RG=np.ascontiguousarray(newest_GR[1:].T),
+            block_copies=block_copies,
+            slot_copies=slot_copies,
+        )
+
+    def verifying_step(self, running: RunningBatch) -> ScheduledStep:
+        """Return the step in which each running request computes its newest token and verifies its drafts.
+
+        The ids of the drafts lie with whoever drew them: their places hold NO_TOKEN.
+        """
+        self._num_steps += 1
+        newest_GR = running.newest_tokens()
+        cached_R = running.length_R.astype(np.int32) - running.one_R
+        q_R = running.look_ahead_R.astype(np.int32) + running.one_R
+        input_ids_T = np.full(int(q_R.sum()), NO_TOKEN, dtype=np.int64)
+        input_ids_T[np.cumsum(q_R) - q_R] = newest_GR[0]
+        block_copies, slot_copies = self._memory.take_copies()
+        return ScheduledStep(
+            number=self._num_steps,
+            kind="decode",
+            group_kind="decode",
+            sequences=running.sequences,
+            request_ids=running.request_ids,
+            table_row_R=running.rows_R,
+            cached_R=cached_R,
+            q_R=q_R,
+            k_R=cached_R + q_R,
+            state_slot_R=running.state_slot_R,
+            block_table_RB=running.block_table(),
+            is_partial_R=running.nothing_R,
+            epoch_R=running.epoch_R,
+            input_ids_T=input_ids_T,
             history_RG=np.ascontiguousarray(newest_GR[1:].T),
             block_copies=block_copies,
             slot_copies=slot_copies,

@@ -70,8 +70,7 @@ class SequenceTable:
     """Columns over the rows; ``memory`` and ``commit`` change them and keep them true to each other.
 
     Attributes:
-        look_ahead: positions in flight plus drafts: 0 until steps are planned ahead and drafts exist, but the sum
-            that decides how many blocks a row must own holds it.
+        look_ahead: positions in flight plus drafts that the coming step computes beside the newest token's.
         capacity: positions that the row's blocks hold.
         epoch: changes whenever the row changes hands, so that a stale result is known by number, never by request id.
         eos_token_id: the end token that ends the request, or NO_TOKEN.
@@ -171,6 +170,15 @@ class SequenceTable:
         self.num_blocks[row] = first + len(blocks)
         self.capacity[row] = (first + len(blocks)) * int(self.block_size)
 
+    def take_blocks_from(self, row: int, num_kept: int) -> list[BlockId]:
+        """Shorten the table of ``row`` to ``num_kept`` blocks and return the others, in order of positions."""
+        last = int(self.num_blocks[row])
+        taken: list[BlockId] = self.block_table_ZN[row, num_kept:last].tolist()
+        self.block_table_ZN[row, num_kept:last] = 0
+        self.num_blocks[row] = num_kept
+        self.capacity[row] = num_kept * int(self.block_size)
+        return taken
+
     def add_one_block_each(self, rows_R: NDArray[np.int64], blocks: abc.Sequence[BlockId]) -> None:
         """Append one of ``blocks`` to the table of each of ``rows_R``, no row twice."""
         num_blocks_R = self.num_blocks.take(rows_R)
@@ -192,6 +200,14 @@ class SequenceTable:
     ) -> None:
         """Append one committed token, at its position, to each of ``rows_R``, no row twice."""
         self.append_to_cells(rows_R, self.next_cell.take(rows_R), positions_R, positions_R + ONE, tokens_R)
+
+    def append_runs(self, rows_R: NDArray[np.int64], runs: abc.Sequence[abc.Sequence[int]]) -> None:
+        """Append the committed tokens of each run, in order, to its row; whoever gets one is computed up to it."""
+        for place in range(max(map(len, runs), default=0)):
+            numbers = [number for number, run in enumerate(runs) if len(run) > place]
+            rows_S = rows_R.take(numbers)
+            tokens_S = np.array([runs[number][place] for number in numbers], dtype=np.int64)
+            self.append_tokens(rows_S, self.length.take(rows_S), tokens_S)
 
     def append_to_cells(
         self,

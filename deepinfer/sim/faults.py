@@ -7,8 +7,7 @@ from enum import StrEnum
 
 from deepinfer.engine.worker import RowExtras, Worker
 from deepinfer.errors import DeepInferError
-from deepinfer.sampling.rows import RowRequest
-from deepinfer.sampling.sampler import SampledRow
+from deepinfer.sampling.verification import RunRequest, VerifiedRun
 from deepinfer.scheduling.step import ScheduledStep
 
 
@@ -34,12 +33,14 @@ class FailingWorker(Worker):
         self._fail_at(FaultPlace.COPY)
         super().copy(step)
 
-    def run(self, step: ScheduledStep, requests: Sequence[RowRequest], extras: Sequence[RowExtras]) -> list[SampledRow]:
+    def run(
+        self, step: ScheduledStep, requests: Sequence[RunRequest], extras: Sequence[RowExtras]
+    ) -> list[VerifiedRun]:
         """Run a step, or fail before it, or after everything was written and before anything was read."""
         self._fail_at(FaultPlace.BEFORE)
-        sampled = super().run(step, requests, extras)
+        runs = super().run(step, requests, extras)
         self._fail_at(FaultPlace.AFTER)
-        return sampled
+        return runs
 
     def _fail_at(self, place: FaultPlace) -> None:
         if self.armed is place:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from deepinfer.engine.build import build_engine_on
@@ -14,6 +15,7 @@ from deepinfer.model.config import ModelConfig
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.settings import Settings
 from deepinfer.sim.clock import SLOW_STEP_S, STEP_S, VirtualClock
+from deepinfer.sim.drafter import scripted_speculation
 from deepinfer.sim.faults import FailingWorker, FaultPlace, SimulatedFaultError
 from deepinfer.sim.model import simulated_config
 from deepinfer.sim.scenario import Scenario
@@ -55,7 +57,7 @@ class LifeReport:
     problems: list[str] = field(default_factory=list)
 
 
-def live(seed: int, steps: int, model: Path | None = None) -> LifeReport:
+def live(seed: int, steps: int, model: Path | None = None, *, drafts: int | None = None) -> LifeReport:
     """Live one life and report it; the same arguments give the same life.
 
     Args:
@@ -63,14 +65,22 @@ def live(seed: int, steps: int, model: Path | None = None) -> LifeReport:
         steps: engine steps with traffic; a drain follows.
         model: directory made by :func:`deepinfer.sim.model.make_simulated_model`: the engine computes that model on the
             oracle driver. None: its worker is a :class:`~deepinfer.sim.shadow.ShadowWorker`, much quicker.
+        drafts: drafts a step, instead of the seed's own number.
     """
-    scenario = Scenario.from_seed(seed)
+    scenario = Scenario.from_seed(seed, drafts)
     foretelling: Foretelling
     if model is None:
         engine, foretelling = build_shadow_engine(simulated_config(), scenario)
     else:
         driver, foretelling = make_oracle(scenario.end_one_in)
-        engine = build_engine_on(driver, model, scenario.options, Settings(), worker_type=FailingWorker)
+        engine = build_engine_on(
+            driver,
+            model,
+            scenario.options,
+            Settings(),
+            worker_type=FailingWorker,
+            speculation_of=partial(scripted_speculation, foretelling),
+        )
     life = _Life(scenario, engine, foretelling, engine.config)
     for _ in range(steps):
         life.traffic()

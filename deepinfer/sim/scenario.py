@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deepinfer.engine.options import EngineOptions
 
@@ -37,8 +37,8 @@ class Scenario:
     end_one_in: int
 
     @classmethod
-    def from_seed(cls, seed: int) -> Scenario:
-        """Draw a scenario."""
+    def from_seed(cls, seed: int, drafts: int | None = None) -> Scenario:
+        """Draw a scenario; ``drafts`` replaces the drawn number of drafts, and nothing else."""
         draw = random.Random(f"scenario {seed}")
         block_size = draw.choice((2, 4, 8, 16))
         max_model_len = draw.choice((24, 48, 96))
@@ -60,6 +60,13 @@ class Scenario:
             prefill_attempt_interval=draw.choice((1, 3, 7, 70)),
             prefill_any_attempt_interval=draw.choice((1, 5, 100)),
             seed=seed,
+        )
+        # From a generator of its own, so that a seed's life is the same with drafts and without.
+        speculative = random.Random(f"drafts {seed}")
+        options = replace(
+            options,
+            num_speculative_tokens=speculative.choice((0, 0, 1, 2, 3, 4, 5)) if drafts is None else drafts,
+            verification=speculative.choice(("standard", "coupled")),
         )
         return cls(
             seed=seed,

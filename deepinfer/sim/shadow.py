@@ -10,6 +10,7 @@ Legend: R requests of a step, P positions of a request, N blocks, Z state slots.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Self
 
 import numpy as np
@@ -25,10 +26,11 @@ from deepinfer.engine.worker import RowExtras
 from deepinfer.errors import InvariantError
 from deepinfer.model.config import ModelConfig
 from deepinfer.model.roles import derive_roles
-from deepinfer.sampling.rows import RowRequest
 from deepinfer.sampling.sampler import SampledRow
+from deepinfer.sampling.verification import RunRequest, VerifiedRun
 from deepinfer.scheduling.step import ScheduledStep
 from deepinfer.settings import Settings
+from deepinfer.sim.drafter import scripted
 from deepinfer.sim.faults import FailingWorker, FaultPlace
 from deepinfer.sim.scenario import Scenario
 
@@ -43,6 +45,7 @@ class ShadowWorker(FailingWorker):
     """Keeps the ids of every position where the scheduler says that its cache lies."""
 
     def __init__(self, config: ModelConfig, layout: CacheLayout, pools: PoolPlan, rule: ShadowRule) -> None:
+        self.speculation = None
         self._config = config
         self._rule = rule
         self._block_size = layout.block_size
@@ -62,25 +65,52 @@ class ShadowWorker(FailingWorker):
     def run(
         self,
         step: ScheduledStep,
-        requests: Sequence[RowRequest],  # noqa: ARG002  # a shadow's tokens need no sampling
+        requests: Sequence[RunRequest],  # noqa: ARG002  # a shadow's tokens need no sampling
         extras: Sequence[RowExtras],  # noqa: ARG002
-    ) -> list[SampledRow]:
+    ) -> list[VerifiedRun]:
         """Write the step's ids, read each history back, and return the tokens that follow from it."""
         self._fail_at(FaultPlace.BEFORE)
+        drafts = self.drafts(step)
         ends = np.cumsum(step.q_R)
         for number, end in enumerate(ends.tolist()):
-            self._write(step, number, step.input_ids_T[end - int(step.q_R[number]) : end])
-        sampled = [SampledRow(self._read(step, number), RowStatus.OK, None) for number in range(step.num_requests)]
+            ids = step.input_ids_T[end - int(step.q_R[number]) : end]
+            if step.kind == "decode":
+                ids = np.array([ids[0], *drafts[number]], np.int64)
+            self._write(step, number, ids)
+        runs = [self._judge(step, number, drafts[number]) for number in range(step.num_requests)]
         self._fail_at(FaultPlace.AFTER)
-        return sampled
+        return runs
+
+    def drafts(self, step: ScheduledStep) -> list[list[int]]:
+        """Return scripted drafts, from what the memory holds before the step."""
+        return [self._drafts_of(step, number) for number in range(step.num_requests)]
+
+    def _drafts_of(self, step: ScheduledStep, number: int) -> list[int]:
+        count = int(step.q_R[number]) - 1
+        if step.kind != "decode" or not count:
+            return []
+        first = int(step.q_R[:number].sum())
+        ids = [*self._history(step, number, int(step.cached_R[number])).tolist(), int(step.input_ids_T[first])]
+        right = self._rule.tokens(ids, count)
+        drafts = scripted(step.sequences[number].request_id, len(ids), right, self._config.vocab_size)
+        return list(takewhile(lambda token_id: token_id >= 0, drafts))
+
+    def _judge(self, step: ScheduledStep, number: int, drafts: Sequence[int]) -> VerifiedRun:
+        first = int(step.k_R[number]) if step.kind == "prefill" else int(step.cached_R[number]) + 1
+        rows = []
+        for place in range(1 + len(drafts)):
+            rows.append(SampledRow(self._read(step, number, first + place), RowStatus.OK, None))
+            if place == len(drafts) or rows[-1].token_id != drafts[place]:
+                break
+        return VerifiedRun(tuple(rows), len(rows) - 1)
 
     def _write(self, step: ScheduledStep, number: int, ids: NDArray[np.int64]) -> None:
-        cached, k = int(step.cached_R[number]), int(step.k_R[number])
-        positions = np.arange(cached, k)
+        cached = int(step.cached_R[number])
+        positions = np.arange(cached, cached + len(ids))
         blocks = step.block_table_RB[number][positions // self._block_size]
         if not blocks.all():
             raise InvariantError(f"request {step.sequences[number].request_id} writes positions without a block")
-        before = self._history(step, number)[:cached]
+        before = self._history(step, number, cached)
         wanted = before[::-1][: step.history_RG.shape[1]]
         if not np.array_equal(step.history_RG[number][: len(wanted)], wanted):
             raise InvariantError(f"request {step.sequences[number].request_id} was given the wrong look-back")
@@ -88,14 +118,13 @@ class ShadowWorker(FailingWorker):
         kept = positions[-self._ring :]
         self._rings_ZP[step.state_slot_R[number], kept % self._ring] = ids[-self._ring :]
 
-    def _history(self, step: ScheduledStep, number: int) -> NDArray[np.int64]:
-        k = int(step.k_R[number])
-        blocks = step.block_table_RB[number][: -(-k // self._block_size)]
-        ids: NDArray[np.int64] = self._blocks_NP[blocks].reshape(-1)[:k]
+    def _history(self, step: ScheduledStep, number: int, length: int) -> NDArray[np.int64]:
+        blocks = step.block_table_RB[number][: -(-length // self._block_size)]
+        ids: NDArray[np.int64] = self._blocks_NP[blocks].reshape(-1)[:length]
         return ids
 
-    def _read(self, step: ScheduledStep, number: int) -> int:
-        ids = self._history(step, number)
+    def _read(self, step: ScheduledStep, number: int, length: int) -> int:
+        ids = self._history(step, number, length)
         window = np.arange(max(0, len(ids) - self._config.sliding_window), len(ids))
         in_ring = self._rings_ZP[step.state_slot_R[number], window % self._ring]
         return self._rule.token(ids, in_ring)
@@ -121,6 +150,14 @@ class ShadowRule:
             return self._end_token_id
         token = value // max(self._end_one_in, 1) % (self._vocab_size - 1)
         return token if token < self._end_token_id else token + 1
+
+    def tokens(self, ids: Sequence[int], count: int) -> list[int]:
+        """Return the ``count`` tokens after ``ids``."""
+        known = list(ids)
+        for _ in range(count):
+            known_P = np.array(known, np.int64)
+            known.append(self.token(known_P, known_P[-self.window :]))
+        return known[len(ids) :]
 
     def history(self, config: ModelConfig) -> ShadowHistory:  # noqa: ARG002  # the rule knows all that it needs
         """Return an empty history."""

@@ -23,7 +23,6 @@ from deepinfer.scheduling.step import ScheduledStep, StepCommit, TerminalRecord
 
 VOCABULARY = 101
 WINDOW = 8
-BACKTRACK = 1
 EOS = 1
 
 
@@ -48,25 +47,32 @@ def reference_outputs(prompt: Iterable[int], count: int) -> list[int]:
     return outputs
 
 
+def mixed_drafts(request_id: str, position: int) -> bool:
+    """Say whether the draft at a position is the right one: two of three are."""
+    return zlib.crc32(f"{request_id}:{position}".encode()) % 3 != 0
+
+
 class TapeWorker:
     """Runs steps on remembered memory: a digest per position in the blocks, and a ring of digests per state slot."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, is_right: Callable[[str, int], bool]) -> None:
         self.config = config
-        self.ring = WINDOW + BACKTRACK
+        self.ring = WINDOW + config.num_speculative_tokens + 1
+        self.is_right = is_right
         self.blocks: dict[tuple[int, int], int] = {}
         self.slots: dict[tuple[int, int], tuple[int, int]] = {}
 
-    def run(self, step: ScheduledStep) -> list[int]:
+    def run(self, step: ScheduledStep) -> list[Any]:
+        """Return the token of each row; with drafts in the engine, its run of tokens."""
         self._copy(step)
-        tokens = []
+        runs = []
         first = 0
         for index in range(step.num_requests):
             q = int(step.q_R[index])
-            tokens.append(self._run_row(step, index, step.input_ids_T[first : first + q].tolist()))
+            runs.append(self._run_row(step, index, step.input_ids_T[first : first + q].tolist()))
             first += q
         assert first == step.num_tokens
-        return tokens
+        return runs if self.config.num_speculative_tokens else [token_id for [token_id] in runs]
 
     def _copy(self, step: ScheduledStep) -> None:
         sources = [pair.source for pair in step.block_copies]
@@ -84,7 +90,7 @@ class TapeWorker:
         if source in memory:
             memory[destination] = memory[source]
 
-    def _run_row(self, step: ScheduledStep, index: int, input_ids: list[int]) -> int:
+    def _run_row(self, step: ScheduledStep, index: int, input_ids: list[int]) -> list[int]:
         cached, q, k = int(step.cached_R[index]), int(step.q_R[index]), int(step.k_R[index])
         slot = int(step.state_slot_R[index])
         table = step.block_table_RB[index].tolist()
@@ -98,11 +104,21 @@ class TapeWorker:
         for position in range(max(cached - WINDOW + 1, 0), cached):
             remembered = (position, self.blocks[table[position // size], position % size])
             assert self.slots[slot, position % self.ring] == remembered, "the window holds another request's state"
+        run: list[int] = []
         for position, token_id in zip(range(cached, k), input_ids, strict=True):
+            if token_id == -1:
+                assert step.kind == "decode"
+                right = next_token(digest)
+                is_right = self.is_right(step.sequences[index].request_id, position)
+                token_id = right if is_right else 2 + (right - 1) % (VOCABULARY - 2)
+                if len(run) == position - cached - 1 and is_right:
+                    run.append(right)
             digest = digest_after(digest, token_id)
             self.blocks[table[position // size], position % size] = digest
             self.slots[slot, position % self.ring] = (position, digest)
-        return next_token(digest)
+        accepted = cached + len(run) if step.kind == "decode" else k - 1
+        run.append(next_token(self.blocks[table[accepted // size], accepted % size]))
+        return run
 
     def _check_history(self, sequence: Sequence, table: list[int], cached: int, nearest_first: list[int]) -> None:
         size = self.config.block_size
@@ -130,10 +146,11 @@ class Bench:
     terminals: dict[str, TerminalRecord] = field(default_factory=dict)
     emitted: dict[str, list[int]] = field(default_factory=dict)
     checks: bool = True
+    is_right: Callable[[str, int], bool] = mixed_drafts
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.config)
-        self.worker = TapeWorker(self.config)
+        self.worker = TapeWorker(self.config, self.is_right)
         self.free = (self.scheduler.free_blocks, self.scheduler.free_state_slots)
 
     def add(self, request_id: str, prompt: int | list[int], max_tokens: int = 16, **options: Any) -> Sequence:
@@ -148,7 +165,7 @@ class Bench:
 
     def step(
         self,
-        tokens: Callable[[ScheduledStep, list[int]], list[int]] | None = None,
+        tokens: Callable[[ScheduledStep, list[Any]], list[Any]] | None = None,
         failures: Mapping[int, Any] | None = None,
         between: Callable[[ScheduledStep], None] | None = None,
     ) -> ScheduledStep:
@@ -162,8 +179,11 @@ class Bench:
         self.commit(step, sampled if tokens is None else tokens(step, sampled), failures or {})
         return step
 
-    def commit(self, step: ScheduledStep, tokens: list[int], failures: Mapping[int, Any]) -> StepCommit:
-        result = self.scheduler.commit(step, np.array(tokens, dtype=np.int64), failures)
+    def commit(self, step: ScheduledStep, tokens: list[Any], failures: Mapping[int, Any]) -> StepCommit:
+        if self.config.num_speculative_tokens:
+            result = self.scheduler.commit_runs(step, tokens, failures)
+        else:
+            result = self.scheduler.commit(step, np.array(tokens, dtype=np.int64), failures)
         for record in result.records():
             if record.token_id is not None:
                 self.emitted.setdefault(record.request_id, []).append(record.token_id)
@@ -216,7 +236,8 @@ def make_bench() -> Callable[..., Bench]:
             "max_model_len": 256,
             "prefill_attempt_interval": 1,
         }
-        return Bench(SchedulerConfig(**{**defaults, **settings}))
+        bench = {name: settings.pop(name) for name in ("is_right",) if name in settings}
+        return Bench(SchedulerConfig(**{**defaults, **settings}), **bench)
 
     return make
 

@@ -45,7 +45,7 @@ def test_the_defaults_are_those_of_the_specification() -> None:
         ({"chunk_align": 4, "max_num_batched_tokens": 7, "min_chunk_tokens": 5}, "largest chunk"),
         ({"min_chunk_tokens": 0}, "min_chunk_tokens"),
         ({"history_tokens": -1}, "history_tokens"),
-        ({"num_speculative_tokens": 5}, "schedules no drafts"),
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(settings: dict[str, Any], message: str) -> None:

@@ -48,6 +48,7 @@ def machine(
             watermark=st.sampled_from([0.5, 0.9, 1.0]),
             min_chunk=st.integers(1, 8),
             align=st.sampled_from([1, 2, 4]),
+            drafts=st.integers(0, 5),
         )
         def start(
             self,
@@ -61,6 +62,7 @@ def machine(
             watermark: float,
             min_chunk: int,
             align: int,
+            drafts: int,
         ) -> None:
             self.bench = make_bench(
                 num_blocks=usable_blocks + 1,
@@ -74,6 +76,7 @@ def machine(
                 cache_usage_watermark=watermark,
                 min_chunk_tokens=min_chunk,
                 chunk_align=align,
+                num_speculative_tokens=drafts,
                 max_model_len=MAX_MODEL_LEN,
                 block_size=BLOCK_SIZE,
             )

@@ -104,7 +104,7 @@ def test_the_command_tells_how_it_went(capsys: pytest.CaptureFixture[str]) -> No
 def test_the_command_names_the_seed_that_went_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ShadowWorker, "_read", lambda self, step, number: 5)
+    monkeypatch.setattr(ShadowWorker, "_read", lambda self, step, number, length: 5)
     assert main(["--seed", "3", "--steps", "20"]) == 1
     told = capsys.readouterr().out
     assert "replay: python -m deepinfer.sim --seed 3 --steps 20" in told

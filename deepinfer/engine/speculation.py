@@ -1,0 +1,196 @@
+"""Drafts around one step: who has some, which rows verify them, what became of them, and the next round.
+
+Drafts lie in a pool on the device, a slot for each state slot. They belong to one occupation of the slot, known by its
+epoch: whoever comes after a preemption, an end, a fork or a fault finds placeholders, never somebody else's drafts.
+
+Legend: T rows, R requests, n drafts a request, B rows that are judged, V vocabulary, Z slots, A taps times D.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import takewhile
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from deepinfer.accelerator import Ops
+from deepinfer.accelerator.batch import StepLayout
+from deepinfer.accelerator.ops.drafting import PLACEHOLDER, DraftBlock, DraftDistributions
+from deepinfer.accelerator.ops.sampling import RowStatus, SamplingRows
+from deepinfer.cache.pools import CachePools
+from deepinfer.engine.step_inputs import StepInputs
+from deepinfer.model.draft import DraftModel
+from deepinfer.sampling.draft_pool import DraftPool, Drafts
+from deepinfer.sampling.drafting import DraftDraws, DraftPolicy, cumulative_chances
+from deepinfer.sampling.verification import RunRequest, VerifiedStep, Verifier, build_verification_step
+from deepinfer.scheduling.step import ScheduledStep
+
+_NO_EPOCH = -1
+
+
+class Round(NamedTuple):
+    """What a round of drafting gave.
+
+    Attributes:
+        token_ids_Rn: int64 [R, n], -1 where there is none.
+        chances_Rn: float32 [R, n], cumulative chances of acceptance.
+        distributions: what the drafts were drawn from; None in coupled verification.
+    """
+
+    token_ids_Rn: torch.Tensor
+    chances_Rn: torch.Tensor
+    distributions: DraftDistributions | None
+
+
+class Newest(NamedTuple):
+    """The requests of a round, each behind its newest token.
+
+    Attributes:
+        token_ids_R: the newest tokens, which the target has not run; -1 where there is none.
+        block: positions that count as context, state slots, and who takes part.
+        rows: sampling settings, with the fresh stream of each request's first draft.
+    """
+
+    token_ids_R: torch.Tensor
+    block: DraftBlock
+    rows: SamplingRows
+
+
+class Speculation:
+    """The drafts of one worker.
+
+    Attributes:
+        drafts: n, most drafts that a request has.
+        policy: how they are drawn and judged.
+    """
+
+    def __init__(self, ops: Ops, policy: DraftPolicy, *, drafts: int, num_slots: int, device: torch.device) -> None:
+        """Begin without drafts; the plan's ops have the feature "drafts"."""
+        self.drafts = drafts
+        self.policy = policy
+        self._ops = ops
+        self._device = device
+        self._pool = DraftPool(num_slots=num_slots, drafts=drafts, kept_tokens=policy.kept_tokens, device=device)
+        self._verifier = Verifier(ops.sampling, ops.drafting, policy)
+        self._epoch_Z = np.full(num_slots, _NO_EPOCH, dtype=np.int64)
+
+    @property
+    def needs_taps(self) -> bool:
+        """Whether :meth:`store_context` reads what enters the tap layers."""
+        return False
+
+    def forget(self) -> None:
+        """Drop all drafts: the epochs begin anew."""
+        self._epoch_Z[:] = _NO_EPOCH
+
+    def token_ids(self, step: ScheduledStep) -> list[list[int]]:
+        """Wait for the device and return the drafts that each row of a step verifies, up to the first placeholder."""
+        if step.kind != "decode":
+            return [[] for _ in step.sequences]
+        ids_Rn = self._pool.gather(self._claimed_slots(step)).token_ids_Rn.tolist()
+        return [
+            list(takewhile(lambda token_id: token_id >= 0, ids_n[: q - 1]))
+            for ids_n, q in zip(ids_Rn, step.q_R.tolist(), strict=True)
+        ]
+
+    def fill_in(self, step: ScheduledStep, inputs: StepInputs) -> tuple[StepInputs, Drafts]:
+        """Return the inputs with the drafts in their places, and the drafts; rows from a placeholder on are invalid."""
+        drafts = self._pool.gather(self._claimed_slots(step))
+        if step.kind != "decode":
+            return inputs, drafts
+        layout = inputs.layout
+        place_T = layout.position_T - layout.cached_R[layout.request_T]
+        draft_T = drafts.input_ids()[layout.request_T, (place_T - 1).clamp(min=0)]
+        ids_T = torch.where(place_T > 0, draft_T, inputs.ids_T)
+        valid_T = layout.valid_T & (place_T <= drafts.usable()[layout.request_T])
+        return replace(inputs, ids_T=ids_T, layout=replace(layout, valid_T=valid_T)), drafts
+
+    def store_context(self, taps_TA: torch.Tensor | None, layout: StepLayout, pools: CachePools) -> None:
+        """Remember what the target made of rows, for the rounds to come."""
+
+    def verify_and_draft(
+        self,
+        logits_BV: torch.Tensor,
+        step: ScheduledStep,
+        requests: Sequence[RunRequest],
+        drafts: Drafts,
+        pools: CachePools,
+    ) -> VerifiedStep:
+        """Judge the drafts and draft the next ones, without waiting for the device.
+
+        Args:
+            logits_BV: float32 [B, V], all rows of a decode step, the last row of each prompt chunk.
+            step: the step.
+            requests: what its rows want.
+            drafts: what :meth:`fill_in` gave.
+            pools: the caches.
+        """
+        verification = build_verification_step(requests, self._device, keying=self.policy.keying)
+        verified = self._verifier.verify(logits_BV, verification, drafts)
+        if step.is_partial_R.all():
+            return verified
+        accepted_R, status_R = verified.verdicts.accepted_R, verified.verdicts.status_R
+        # A decode step verifies from its newest token on; all rows of a prompt are verified.
+        verified_R = step.k_R if step.kind == "prefill" else step.cached_R + 1
+        settings = verification.sampling.rows.select(verification.first_row_R)
+        first_draft_R = settings.streams_B + int(self.policy.keying) * (accepted_R + 1)
+        slots_R = self._moved(step.table_row_R)
+        newest = Newest(
+            token_ids_R=verified.verdicts.token_ids_Rm.gather(1, accepted_R[:, None])[:, 0],
+            block=DraftBlock(
+                context_R=self._moved(verified_R.astype(np.int64)) + accepted_R,
+                state_slots_R=slots_R,
+                # A truncated prefill keeps more rows than a window holds.
+                window_start_R=torch.zeros_like(slots_R),
+                valid_R=(status_R == int(RowStatus.OK)) & self._moved(~step.is_partial_R),
+            ),
+            rows=replace(settings, streams_B=first_draft_R),
+        )
+        made = self._round(step, newest, pools)
+        token_ids_Rn = torch.where(newest.block.valid_R[:, None], made.token_ids_Rn, PLACEHOLDER)
+        self._pool.store(slots_R, token_ids_Rn, made.chances_Rn, made.distributions)
+        self._epoch_Z[step.table_row_R] = step.epoch_R
+        return verified
+
+    def _round(self, step: ScheduledStep, newest: Newest, pools: CachePools) -> Round:
+        raise NotImplementedError
+
+    def _claimed_slots(self, step: ScheduledStep) -> torch.Tensor:
+        """Return the slots of a step's requests, emptied where the drafts are an earlier occupant's."""
+        foreign = step.table_row_R[self._epoch_Z[step.table_row_R] != step.epoch_R]
+        if len(foreign):
+            self._pool.clear(self._moved(foreign))
+            self._epoch_Z[foreign] = _NO_EPOCH
+        return self._moved(step.table_row_R)
+
+    def _moved(self, values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> torch.Tensor:
+        return torch.from_numpy(np.array(values)).to(self._device)  # a copy: arrays of a step are read-only
+
+
+class ModelSpeculation(Speculation):
+    """Drafts of the model's own draft stages."""
+
+    def __init__(
+        self, model: DraftModel, policy: DraftPolicy, *, drafts: int, num_slots: int, device: torch.device
+    ) -> None:
+        """Begin without drafts."""
+        super().__init__(model.ops, policy, drafts=drafts, num_slots=num_slots, device=device)
+        self._model = model
+
+    @property
+    def needs_taps(self) -> bool:
+        """The stages' context is made of the taps."""
+        return True
+
+    def store_context(self, taps_TA: torch.Tensor | None, layout: StepLayout, pools: CachePools) -> None:
+        """Write the rows' records into the stages' rings; those of rejected rows are overwritten before a read."""
+        if taps_TA is not None:
+            self._model.store_context(taps_TA, layout, pools)
+
+    def _round(self, step: ScheduledStep, newest: Newest, pools: CachePools) -> Round:  # noqa: ARG002  # for others
+        draws = DraftDraws(self._ops.drafting, self.policy, newest.rows)
+        made = self._model.round(newest.token_ids_R, newest.block, self.drafts, pools, draws)
+        return Round(made.token_ids_Rn, cumulative_chances(made.confidence_logits_Rn), draws.distributions())
