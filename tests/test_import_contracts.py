@@ -36,14 +36,18 @@ MODULES = (
     "deepinfer/sim/__init__.py",
     "deepinfer/cli/__init__.py",
     "deepinfer_cpu_ref/__init__.py",
+    "deepinfer_triton/__init__.py",
     "deepinfer_nvidia/__init__.py",
+    "deepinfer_nvidia/interpreting.py",
     "deepinfer_ascend/__init__.py",
     "deepinfer_conformance/__init__.py",
+    "deepinfer_conformance/triton_cpu/__init__.py",
 )
 PARAGRAPH = re.compile(r"\n(?=[^\n]+\n---+\n)")
 ROOMS = "rooms of the engine"
 CONTRACT = "the contract imports torch, numpy, stevedore and the standard library"
 DRIVERS = "drivers know only the contract"
+KERNELS = "the shared kernels know the contract"
 SUITE = "the suite knows only the contract"
 SCHEDULING = "scheduling asks the model only"
 
@@ -72,10 +76,18 @@ FORBIDDEN = [
     ("deepinfer_cpu_ref/__init__.py", "import deepinfer.settings", DRIVERS),
     ("deepinfer_cpu_ref/__init__.py", "import deepinfer_conformance", DRIVERS),
     ("deepinfer_cpu_ref/__init__.py", "import torch_npu", "no vendor runtime outside its driver"),
+    ("deepinfer_triton/__init__.py", "import deepinfer.settings", KERNELS),
+    ("deepinfer_triton/__init__.py", "import deepinfer_conformance", KERNELS),
+    ("deepinfer_triton/__init__.py", "import deepinfer_nvidia", KERNELS),
+    ("deepinfer_triton/__init__.py", "import torch_npu", KERNELS),
+    ("deepinfer/engine/__init__.py", "import deepinfer_triton", "the engine imports no driver"),
+    ("deepinfer_nvidia/__init__.py", "import deepinfer.settings", DRIVERS),
     ("deepinfer_nvidia/__init__.py", "import deepinfer_ascend", "drivers do not know each other"),
     ("deepinfer_nvidia/__init__.py", "import torch_npu", "no Ascend runtime in the NVIDIA driver"),
+    ("deepinfer_conformance/__init__.py", "import deepinfer_conformance.triton_cpu", "the Triton kit is imported only"),
     ("deepinfer_conformance/__init__.py", "import deepinfer.llm", SUITE),
     ("deepinfer_conformance/__init__.py", "import deepinfer_cpu_ref", SUITE),
+    ("deepinfer_conformance/__init__.py", "import deepinfer_triton", SUITE),
 ]
 ALLOWED = {
     "deepinfer/cli/__init__.py": "import deepinfer.llm, deepinfer.engine, deepinfer.settings, deepinfer_conformance",
@@ -84,7 +96,9 @@ ALLOWED = {
     "deepinfer/scheduling/scheduler.py": "import deepinfer.cache, deepinfer.model.config, deepinfer.sampling.params",
     "deepinfer/accelerator/registry.py": "import deepinfer.settings, deepinfer.numerics, stevedore, torch",
     "deepinfer_cpu_ref/__init__.py": "import deepinfer.accelerator.registry, deepinfer.numerics, deepinfer.errors",
-    "deepinfer_nvidia/__init__.py": "import deepinfer.accelerator, triton",
+    "deepinfer_triton/__init__.py": "import deepinfer.accelerator, deepinfer.numerics, deepinfer.errors, torch, triton",
+    "deepinfer_nvidia/__init__.py": "import deepinfer.accelerator, deepinfer_triton, triton",
+    "deepinfer_nvidia/interpreting.py": "import deepinfer.settings",
     "deepinfer_conformance/__init__.py": "import deepinfer.accelerator, deepinfer.numerics, deepinfer.errors",
 }
 

@@ -20,7 +20,7 @@ from deepinfer.accelerator.ops.base import OpGroup
 from deepinfer.errors import DeterminismError, OpRefusedError
 
 INTERFACE_VERSION: tuple[int, int] = (1, 1)
-"""1.1 adds ``join_group``, ``RankPlace`` and ``runtime_variables``."""
+"""1.1 adds ``join_group``, ``RankPlace``, ``runtime_variables`` and ``serving``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +131,15 @@ class AcceleratorDriver(ABC):
         Name those that decide about results or order, an empty text for one that is not set. The default has none.
         """
         return {}
+
+    def serving(self, device: torch.device) -> AcceleratorDriver:
+        """Return a driver like this one whose ops take tensors of ``device``; interface 1.1.
+
+        The plan asks the reference for it, whose ops then stand in for another driver's. The default is this driver,
+        whatever the device.
+        """
+        del device
+        return self
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return an uninitialised tensor on the device: its contents may be anything, NaN included."""

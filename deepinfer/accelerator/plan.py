@@ -138,6 +138,7 @@ def make_plan(
         problems.append(f"{len(falling)} ops fall back to {REFERENCE}, but the reference driver was not given")
     reference_refusals: Mapping[str, str] = {}
     if falling and reference is not None:
+        reference = reference.serving(driver.device)
         reference_refusals = _refusals(reference, options)
         problems += [
             f"{identifier}: {REFERENCE} cannot serve it either: {reference_refusals[identifier]}"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from deepinfer.accelerator import all_op_names
+from deepinfer_cpu_ref import Driver
 
 Run = Callable[..., object]
 
@@ -33,12 +34,28 @@ def test_the_environment_demands_batch_invariance(run: Run, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("name", ["nvidia", "ascend"])
-def test_a_placeholder_driver_is_refused_and_never_replaced(run: Run, name: str) -> None:
+def test_a_driver_without_its_device_is_refused_with_remedies_and_never_replaced(run: Run, name: str) -> None:
     ran = run("plan", "--accelerator", name)
     assert ran.status == 1
     assert ran.out == ""
-    assert "has no kernels yet" in ran.err
+    assert f"accelerator '{name}'" in ran.err
+    assert "To do:" in ran.err
     assert "Installed drivers: ascend, cpu_ref, faulty, null, nvidia, oracle" in ran.err
+
+
+def test_the_variables_of_the_vendors_runtime_are_shown_with_what_is_in_force(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Driver, "runtime_variables", lambda driver: {"HCCL_DETERMINISTIC": "strict", "LCCL": ""})
+    lines = [line.split(maxsplit=1) for line in run("plan", "--accelerator", "cpu_ref").out.splitlines()]
+    assert ["HCCL_DETERMINISTIC", "strict"] in lines
+    assert ["LCCL", "not set"] in lines
+    shown = json.loads(run("plan", "--accelerator", "cpu_ref", "--json").out)["runtime_variables"]
+    assert shown == {"HCCL_DETERMINISTIC": "strict", "LCCL": ""}
+
+
+def test_a_driver_without_variables_shows_none(run: Run) -> None:
+    assert json.loads(run("plan", "--accelerator", "cpu_ref", "--json").out)["runtime_variables"] == {}
 
 
 def test_contradicting_options_are_refused(run: Run) -> None:

@@ -18,9 +18,9 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from deepinfer.accelerator.collectives import Collectives, RankPlace
+from deepinfer.accelerator.roll_call import RollCall
 from deepinfer.errors import DeepInferError, OpRefusedError
 from deepinfer_ascend import runtime
-from deepinfer.accelerator.roll_call import RollCall
 
 MakeTransport = Callable[[Store, RankPlace], Any]
 _BUSY_POLL_S: Final = 20e-6

@@ -16,7 +16,7 @@ from typing import Final, cast
 
 import torch
 
-from deepinfer.accelerator.capabilities import OpCapability
+from deepinfer.accelerator.capabilities import Numerics, OpCapability
 from deepinfer.accelerator.ops import OP_GROUPS, OpGroup
 from deepinfer.errors import DriverLoadError
 from deepinfer_ascend.arithmetic import ACTIVATION_DTYPES
@@ -29,15 +29,28 @@ TRITON_CLASSES: Final = MappingProxyType(
     {
         "codec": "TritonCodecOps",
         "compression": "TritonCompressionOps",
-        "selection": "TritonSelectionOps",
         "attention": "TritonAttentionOps",
-        "sampling": "TritonSamplingOps",
         "drafting": "TritonDraftingOps",
     }
 )
-"""Group by group, the class in the module of the same name; each is constructed with the options."""
+"""Group by group, the class in the module of the same name; each is constructed with the options.
+
+Left out, because the lowering check shows that kernels of theirs do not reach the chip: the sampler (float64) and the
+selection (index_scores ends bishengir-compile-a5 with an assertion, radix_selection is not read by triton-adapter 3.2).
+"""
+
+NOT_LOWERED: Final = MappingProxyType(
+    {
+        "served_attention_kernel": "bishengir-compile-a5 1.2.0 ends with an assertion (MutableArrayRef index)",
+    }
+)
+"""Kernels of these groups that the lowering check shows not to reach the chip, with the tool's reason."""
+
+PORTABLE_ONLY: Final = frozenset({"attention"})
+"""Groups whose kernels for served numerics are among them: claimed for portable numerics alone."""
 
 _KERNELS_FIRST = (TRITON, REFERENCE)
+_REFERENCE_ONLY = (REFERENCE,)
 ORDER: Final = MappingProxyType(
     {
         "codec.encode": _KERNELS_FIRST,
@@ -47,14 +60,14 @@ ORDER: Final = MappingProxyType(
         "codec.gather_entries": _KERNELS_FIRST,
         "codec.gather_index_keys": _KERNELS_FIRST,
         "compression.pool_pairs": _KERNELS_FIRST,
-        "selection.top_entries": _KERNELS_FIRST,
+        "selection.top_entries": _REFERENCE_ONLY,
         "attention.sparse": _KERNELS_FIRST,
-        "sampling.weigh": _KERNELS_FIRST,
-        "sampling.uniforms": _KERNELS_FIRST,
-        "sampling.draw": _KERNELS_FIRST,
-        "sampling.sample": _KERNELS_FIRST,
-        "sampling.log_probabilities": _KERNELS_FIRST,
-        "sampling.raw_log_probabilities": _KERNELS_FIRST,
+        "sampling.weigh": _REFERENCE_ONLY,
+        "sampling.uniforms": _REFERENCE_ONLY,
+        "sampling.draw": _REFERENCE_ONLY,
+        "sampling.sample": _REFERENCE_ONLY,
+        "sampling.log_probabilities": _REFERENCE_ONLY,
+        "sampling.raw_log_probabilities": _REFERENCE_ONLY,
     }
 )
 """Providers of the ops that are not native, best first; every other op is native alone."""
@@ -184,13 +197,18 @@ def triton_groups(
 
 def triton_claims(groups: Mapping[str, type[OpGroup]]) -> dict[str, OpCapability]:
     """Return the claims of installed kernels: R1 and no graphs until they have run on a chip."""
-    claim = OpCapability(
-        dtypes=frozenset(ACTIVATION_DTYPES),
-        numerics=frozenset({"portable", "served"}),
-        kv_formats=frozenset({"released", "float32"}),
-        provider=TRITON,
-    )
-    return {f"{group}.{name}": claim for group, kind in groups.items() for name in kind.implemented()}
+    both: frozenset[Numerics] = frozenset({"portable", "served"})
+    portable: frozenset[Numerics] = frozenset({"portable"})
+    return {
+        f"{group}.{name}": OpCapability(
+            dtypes=frozenset(ACTIVATION_DTYPES),
+            numerics=portable if group in PORTABLE_ONLY else both,
+            kv_formats=frozenset({"released", "float32"}),
+            provider=TRITON,
+        )
+        for group, kind in groups.items()
+        for name in kind.implemented()
+    }
 
 
 def merged(own: Mapping[str, OpGroup], others: Mapping[str, OpGroup]) -> dict[str, OpGroup]:

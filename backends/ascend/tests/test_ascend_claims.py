@@ -139,6 +139,15 @@ def test_kernels_are_taken_only_where_triton_compiles_for_npus(monkeypatch):
     assert "codec.encode" not in claims.declared_fallbacks
 
 
+def test_kernels_of_a_group_with_one_that_does_not_lower_are_claimed_for_portable_numerics_alone():
+    assert set(providers.NOT_LOWERED) == {"served_attention_kernel"}
+    claims = providers.triton_claims({"attention": Kernels, "codec": Kernels})
+    assert {name: claim.numerics for name, claim in claims.items() if name.startswith("attention.")} == {
+        f"attention.{name}": frozenset({"portable"}) for name in Kernels.implemented()
+    }
+    assert claims["codec.encode"].numerics == frozenset({"portable", "served"})
+
+
 def test_kernels_that_do_not_load_are_an_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "deepinfer_triton.codec", types.ModuleType("deepinfer_triton.codec"))
     with pytest.raises(DriverLoadError, match="TritonCodecOps"):

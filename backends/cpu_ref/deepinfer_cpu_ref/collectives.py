@@ -16,8 +16,8 @@ import torch
 from torch.distributed import ProcessGroupGloo
 
 from deepinfer.accelerator.collectives import Collectives, RankPlace
-from deepinfer.errors import DeepInferError, OpRefusedError
 from deepinfer.accelerator.roll_call import RollCall, time_left
+from deepinfer.errors import DeepInferError, OpRefusedError
 
 _NOTE_BYTES: Final = 256
 

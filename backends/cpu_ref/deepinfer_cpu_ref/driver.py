@@ -20,6 +20,7 @@ from deepinfer_cpu_ref.computation import ACTIVATION_DTYPES, Computation
 from deepinfer_cpu_ref.determinism import prove
 from deepinfer_cpu_ref.drafting import CpuRefDrafting
 from deepinfer_cpu_ref.experts import CpuRefExperts
+from deepinfer_cpu_ref.host_copies import HOST, on_host
 from deepinfer_cpu_ref.host_memory import host_memory
 from deepinfer_cpu_ref.linear import CpuRefLinear
 from deepinfer_cpu_ref.memory import CpuRefMemory
@@ -55,9 +56,16 @@ class Driver(AcceleratorDriver):
     interface_version: ClassVar[tuple[int, int]] = (1, 1)
     version: ClassVar[str] = "0.1.0"
 
-    def __init__(self, *, readable: bool = False) -> None:
-        """Choose the readable ops in every mode, or (the default) the quick ones where they compute the same."""
-        self._readable = readable
+    def __init__(self, *, readable: bool = False, device: torch.device = HOST) -> None:
+        """Choose the readable ops in every mode, or (the default) the quick ones where they compute the same.
+
+        Args:
+            readable: the readable ops, which are written in torch for any device.
+            device: where tensors are when these ops stand in for another driver's; elsewhere than on the host all are
+                readable, and what needs float64 to the bit (sampling, drafts) is computed on copies on the host.
+        """
+        self._tensors_on = device
+        self._readable = readable or device.type != HOST.type
 
     @classmethod
     def availability(cls) -> Availability:
@@ -94,24 +102,29 @@ class Driver(AcceleratorDriver):
         """Return one instance of every group, with the arithmetic that ``options`` ask for."""
         computation = Computation.of(options)
         quick = {} if self._readable or not can_be_quick(computation) else quick_groups(computation)
-        return MappingProxyType(
-            {
-                CpuRefLinear.group: CpuRefLinear(computation),
-                CpuRefNorm.group: CpuRefNorm(),
-                CpuRefCodec.group: CpuRefCodec(),
-                CpuRefCompression.group: CpuRefCompression(computation),
-                CpuRefSelection.group: CpuRefSelection(computation),
-                CpuRefAttention.group: CpuRefAttention(computation),
-                CpuRefMixing.group: CpuRefMixing(computation),
-                CpuRefMemory.group: CpuRefMemory(computation),
-                CpuRefExperts.group: CpuRefExperts(computation),
-                CpuRefSampling.group: ReadableSampling() if self._readable else CpuRefSampling(),
-                CpuRefPlumbing.group: CpuRefPlumbing(),
-                CpuRefMoves.group: CpuRefMoves(),
-                CpuRefDrafting.group: CpuRefDrafting(computation, ReadableSampling()),
-            }
-            | quick
-        )
+        groups: dict[str, OpGroup] = {
+            CpuRefLinear.group: CpuRefLinear(computation),
+            CpuRefNorm.group: CpuRefNorm(),
+            CpuRefCodec.group: CpuRefCodec(),
+            CpuRefCompression.group: CpuRefCompression(computation),
+            CpuRefSelection.group: CpuRefSelection(computation),
+            CpuRefAttention.group: CpuRefAttention(computation),
+            CpuRefMixing.group: CpuRefMixing(computation),
+            CpuRefMemory.group: CpuRefMemory(computation),
+            CpuRefExperts.group: CpuRefExperts(computation),
+            CpuRefSampling.group: ReadableSampling() if self._readable else CpuRefSampling(),
+            CpuRefPlumbing.group: CpuRefPlumbing(),
+            CpuRefMoves.group: CpuRefMoves(),
+            CpuRefDrafting.group: CpuRefDrafting(computation, ReadableSampling()),
+        } | quick
+        if self._tensors_on.type != HOST.type:
+            groups["sampling"] = on_host(groups["sampling"], self._tensors_on, but=("adjust",))
+            groups["drafting"] = on_host(groups["drafting"], self._tensors_on, but=("attend",))
+        return MappingProxyType(groups)
+
+    def serving(self, device: torch.device) -> Driver:
+        """Return a reference whose ops take tensors of another driver's device."""
+        return Driver(readable=self._readable, device=device)
 
     def join_group(self, place: RankPlace) -> Collectives:
         """Join over Gloo; a group of one needs nobody."""

@@ -10,9 +10,6 @@ from types import MappingProxyType
 from typing import ClassVar
 
 import torch
-from deepinfer_triton.feed_forward import TritonExpertOps
-from deepinfer_triton.linear import TritonLinearOps
-from deepinfer_triton.sampling import TritonSamplingOps
 
 from deepinfer.accelerator import (
     AcceleratorDriver,
@@ -24,6 +21,9 @@ from deepinfer.accelerator import (
     Repeatability,
 )
 from deepinfer.accelerator.ops import OpGroup
+from deepinfer_triton.feed_forward import TritonExpertOps
+from deepinfer_triton.linear import TritonLinearOps
+from deepinfer_triton.sampling import TritonSamplingOps
 
 GROUPS: tuple[type[OpGroup], ...] = (TritonLinearOps, TritonExpertOps, TritonSamplingOps)
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from deepinfer_triton.expert_tiles import expert_tiles, most_tiles
-from deepinfer_triton.feed_forward import TritonExpertOps
-from deepinfer_triton.linear import TritonLinearOps
-from deepinfer_triton.sampling import TritonSamplingOps
 
 from deepinfer.accelerator import OpOptions, StoredExpert, StoredWeight
 from deepinfer.accelerator.ops.experts import Routing
 from deepinfer.accelerator.ops.sampling import SamplingRows
 from deepinfer.numerics import quantise_fp8_weight, quantise_mxfp4_weight
 from deepinfer_cpu_ref import Driver as CpuRef
+from deepinfer_triton.expert_tiles import expert_tiles, most_tiles
+from deepinfer_triton.feed_forward import TritonExpertOps
+from deepinfer_triton.linear import TritonLinearOps
+from deepinfer_triton.sampling import TritonSamplingOps
 
 if TYPE_CHECKING:
     from deepinfer_conformance.triton_cpu import Session

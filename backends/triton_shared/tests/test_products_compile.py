@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+
+from deepinfer_conformance.triton_cpu import KernelLimits, check_kernels, compile_kernels, compile_request
 from deepinfer_triton.product_sizes import expert_configurations, linear_configurations
 from deepinfer_triton.sizes import RELEASED
 from deepinfer_triton.tile_product import CODES, FEW_ROWS
-
-from deepinfer_conformance.triton_cpu import KernelLimits, check_kernels, compile_kernels, compile_request
 
 INSTRUCTIONS = {100: "UTCQMMA", 90: "HGMMA"}
 """Block-scaled tcgen05, and wgmma on values that were widened to bfloat16."""

@@ -8,6 +8,7 @@ Legend: T rows, n routed rows, D hidden size, K in features, N out features, E e
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -176,3 +177,12 @@ def grouped_matmul(
             raise KernelError(f"group {expert} is rows {start}..{end} of {rows.shape[0]}")
         out[0][start:end] = product(rows[start:end], matrices[expert]).to(out[0].dtype)
         start = end
+
+
+@TABLE.add(
+    "aclnnGroupedMatmulV4(list x, list weight, list bias?, list scale?, list offset?, list antiquant_scale?,"
+    " list antiquant_offset?, list row_scale?, groups?, list a1?, list a2?, list a3?, int split, int kind,"
+    " int group_kind, int activation, list out*, list o1*?, list o2*?)"
+)
+def grouped_matmul_without_tuning(**arguments: Any) -> None:
+    grouped_matmul(tuning=None, **arguments)
