@@ -85,7 +85,7 @@ def test_the_version_is_one() -> None:
 
 
 def test_every_package_is_typed() -> None:
-    assert len(PACKAGES) == 5
+    assert len(PACKAGES) == 6
     assert [name for name, folder in PACKAGES.items() if not (folder / "py.typed").is_file()] == []
 
 

@@ -163,7 +163,9 @@ MISREADINGS = {
 
 
 @pytest.mark.parametrize(
-    ("op", "misread"), [(op, misread) for op, each in MISREADINGS.items() for misread in each], ids=str
+    ("op", "misread"),
+    [(op, misread) for op, each in MISREADINGS.items() for misread in each],
+    ids=lambda each: getattr(each, "__name__", each),
 )
 def test_a_misreading_is_caught(
     op: str, misread: Callable[[OpFunction], OpFunction], reference: AcceleratorDriver

@@ -51,6 +51,7 @@ def attend(
     window_kind = kind_of(op_name, window.format)
     group = group_of(window_kind, window.format)
     alignment = _alignment(own, ring, entries)
+    grid: tuple[int, ...]
     narrow = query_THC.dtype == torch.bfloat16 and FLOAT32 not in (window_kind, entries.kind)
     if not (arithmetic.served and narrow and alignment >= _alignment_of_records(width)):
         chosen = exact_configuration(
