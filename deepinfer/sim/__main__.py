@@ -32,7 +32,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     chosen = parser.parse_args(arguments)
     # Tiny pools are the point here; their warnings are not news.
-    logging.getLogger("deepinfer").setLevel(logging.ERROR)
+    logger = logging.getLogger("deepinfer")
+    level_before = logger.level
+    logger.setLevel(logging.ERROR)
     reports: list[LifeReport] = []
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -47,6 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
     except DeepInferError as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    finally:
+        logger.setLevel(level_before)
     _tell_summary(reports)
     return 1 if any(report.problems for report in reports) else 0
 

@@ -25,7 +25,7 @@ from deepinfer.accelerator import (
     StoredWeight,
     WindowCache,
 )
-from deepinfer.accelerator.ops import sampling
+from deepinfer.accelerator.ops import drafting, sampling
 from deepinfer.accelerator.ops.attention import LongRange
 from deepinfer.accelerator.ops.experts import RouterWeights, Routing
 from deepinfer.accelerator.ops.memory import NgramHash, NgramTable
@@ -45,7 +45,8 @@ _TYPES: Final[Mapping[str, type[Any]]] = {
         RouterWeights, Routing, NgramHash, NgramTable, Mix, MixWeights, RotaryTable, SelectionRule, Float32Record,
         IndexRecord, LongRangeRecord, WindowRecord, sampling.AllowedEntries, sampling.BiasEntries,
         sampling.LogitAdjustments, sampling.PenaltyEntries, sampling.RowFacts, sampling.SamplingRows,
-        sampling.TokenEntries, sampling.TokenWeights,
+        sampling.SampledTokens, sampling.TokenEntries, sampling.TokenWeights, drafting.DraftBlock, drafting.DraftDistributions,
+        drafting.DraftRuns, drafting.Proposals,
     )
 }  # fmt: skip
 
