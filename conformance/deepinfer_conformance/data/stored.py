@@ -45,8 +45,8 @@ _TYPES: Final[Mapping[str, type[Any]]] = {
         RouterWeights, Routing, NgramHash, NgramTable, Mix, MixWeights, RotaryTable, SelectionRule, Float32Record,
         IndexRecord, LongRangeRecord, WindowRecord, sampling.AllowedEntries, sampling.BiasEntries,
         sampling.LogitAdjustments, sampling.PenaltyEntries, sampling.RowFacts, sampling.SamplingRows,
-        sampling.SampledTokens, sampling.TokenEntries, sampling.TokenWeights, drafting.DraftBlock, drafting.DraftDistributions,
-        drafting.DraftRuns, drafting.Proposals,
+        sampling.SampledTokens, sampling.TokenEntries, sampling.TokenWeights, drafting.DraftBlock,
+        drafting.DraftDistributions, drafting.DraftRuns, drafting.Proposals,
     )
 }  # fmt: skip
 
