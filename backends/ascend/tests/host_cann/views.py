@@ -60,7 +60,9 @@ class DeviceMemory:
     def _typed(self, dtype: torch.dtype) -> Tensor:
         if dtype not in self._whole:
             window = (ctypes.c_char * (2 * _RANGE_BYTES)).from_address(self._start)
-            self._whole[dtype] = torch.frombuffer(window, dtype=torch.uint8).view(dtype)
+            # Kept for later calls, which may come from outside the inference mode of this one.
+            with torch.inference_mode(mode=False):
+                self._whole[dtype] = torch.frombuffer(window, dtype=torch.uint8).view(dtype)
         return self._whole[dtype]
 
 
