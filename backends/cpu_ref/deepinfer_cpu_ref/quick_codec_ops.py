@@ -36,7 +36,7 @@ class QuickCodec(CpuRefCodec):
         suits = isinstance(record_format, WindowRecord) and x_TC.dtype == torch.float32 and x_TC.dim() == 2
         if not suits or x_TC.shape[1] != width or not 0 < x_TC.numel() <= LARGEST_NUMPY:
             return super().encode(x_TC, record_format)
-        x_TgC = x_TC.contiguous().numpy().reshape(len(x_TC), -1, record_format.group)
+        x_TgC = x_TC.contiguous().numpy().reshape(len(x_TC), width // record_format.group, record_format.group)
         largest_Tg = np.abs(x_TgC).max(2)
         if not np.isfinite(largest_Tg).all():
             return super().encode(x_TC, record_format)

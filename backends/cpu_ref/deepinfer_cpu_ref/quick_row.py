@@ -103,7 +103,7 @@ class RowAttention:
         np.copyto(place_n, records_nb[:, :data])
         # Every byte has a place; "clip" spares a copy.
         self._pairs.take(place_n, out=keys_nC.view(np.complex64), mode="clip")
-        blocks = keys_nC.reshape(len(records_nb), -1, record_format.group)
+        blocks = keys_nC.reshape(len(records_nb), record_format.width // record_format.group, record_format.group)
         blocks *= self._scales[records_nb[:, data:]][:, :, None]
 
 
@@ -127,6 +127,6 @@ def _decode_window(records_nb: Bytes, record_format: WindowRecord, keys_nC: Floa
     # The sign's copies between sign and exponent go.
     np.bitwise_and(bits_nC, _SIGN_EXPONENT_MANTISSA, out=bits_nC)
     factor_ng = ((scales_ng.astype(np.int32) + _SCALE_BIAS) << _MANTISSA_BITS).view(np.float32)
-    blocks = keys_nC.reshape(len(records_nb), -1, record_format.group)
+    blocks = keys_nC.reshape(len(records_nb), record_format.width // record_format.group, record_format.group)
     blocks *= factor_ng[:, :, None]
     return True

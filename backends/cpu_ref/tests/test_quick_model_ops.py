@@ -105,6 +105,13 @@ def test_keys_of_a_single_row_decode_exactly_whatever_their_bytes(record_format)
         torch.testing.assert_close(torch.from_numpy(keys), expected, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("record_format", [WindowRecord(256), LongRangeRecord(256), Float32Record(256)])
+def test_a_row_that_selected_nothing_decodes_nothing(record_format):
+    keys = np.empty((0, 256), dtype=np.float32)
+    RowAttention().decode(np.empty((0, record_format.nbytes), dtype=np.uint8), record_format, keys)
+    assert keys.size == 0
+
+
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e-6, 1.0, 448.0, 1e4, 3e38, math.inf, math.nan])
 def test_window_records_are_encoded_to_the_same_bytes(size):
     record_format = WindowRecord(64)
