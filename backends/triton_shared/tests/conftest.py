@@ -6,7 +6,9 @@ The root environment has no Triton (1 GB): CI collects this folder in an overlay
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +16,8 @@ import torch
 
 if TYPE_CHECKING:
     from deepinfer_conformance.triton_cpu import Session
+
+sys.path.insert(0, str(Path(__file__).parent))  # for kernel_drivers, which the conformance tests share
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 collect_ignore_glob: list[str] = [] if HAS_TRITON else ["test_*.py"]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from kernel_drivers import RowsDriver
 
 from deepinfer.accelerator import OP_GROUPS
 from deepinfer_conformance.bench import Bench
@@ -29,19 +26,8 @@ TWO_DTYPES = ("norm.rms", "mixing.mixes", "experts.route", "memory.gate")
 """Ops with sums, whose L2 is run in both dtypes; the others' kernels widen what they load, and are the same then."""
 
 
-@cache
-def driver_module() -> ModuleType:
-    path = Path(__file__).with_name("rows_driver.py")
-    spec = importlib.util.spec_from_file_location("triton_shared_rows_driver", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def chosen(case: Case) -> bool:
-    if case.op not in driver_module().claimed_ops() or case.check in CHECKS_OF_THREADS:
+    if case.op not in RowsDriver.claimed_ops() or case.check in CHECKS_OF_THREADS:
         return False
     plain = case.options.activation_dtype == torch.float32 and case.options.kv_cache_dtype == "released"
     return case.level is Level.L1 or (case.level is Level.L2 and (plain or case.op in TWO_DTYPES))
@@ -61,7 +47,7 @@ def first_of_each() -> list[Case]:
 
 @pytest.fixture(scope="module")
 def bench() -> Bench:
-    return Bench(driver_module().RowsDriver(), CpuRef(readable=True))
+    return Bench(RowsDriver(), CpuRef(readable=True))
 
 
 @pytest.mark.parametrize("case", first_of_each(), ids=lambda case: case.id)
@@ -72,7 +58,7 @@ def test_case_of_the_suite_passes(case: Case, bench: Bench, session: Session) ->
 
 
 def test_row_wise_groups_are_complete() -> None:
-    served = set(driver_module().claimed_ops())
+    served = set(RowsDriver.claimed_ops())
     whole = ("norm", "codec", "compression", "mixing", "memory", "plumbing", "moves")
     wanted = {f"{group.group}.{name}" for group in OP_GROUPS if group.group in whole for name in group.op_names()}
     assert wanted | {"experts.route", "experts.combine"} == served

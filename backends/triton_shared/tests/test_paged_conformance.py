@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from kernel_drivers import PagedDriver
 
 from deepinfer_conformance.bench import Bench
 from deepinfer_conformance.case import Case
@@ -25,20 +22,9 @@ CHECKS_OF_THREADS = ("threads", "step_threads", "repetition")
 """The interpreter has one thread and no chance: these laws cannot fail in it, and are left to the whole suite."""
 
 
-@cache
-def driver_module() -> ModuleType:
-    path = Path(__file__).with_name("paged_driver.py")
-    spec = importlib.util.spec_from_file_location("triton_shared_paged_driver", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def chosen(case: Case) -> bool:
     """Every case of L1; of L2 one option for each kernel, since dtypes and formats end where a tile is decoded."""
-    if case.op not in driver_module().claimed_ops() or case.check in CHECKS_OF_THREADS:
+    if case.op not in PagedDriver.claimed_ops() or case.check in CHECKS_OF_THREADS:
         return False
     options = case.options
     exact = options.activation_dtype == torch.float32 and options.numerics == "portable"
@@ -51,7 +37,7 @@ CASES = [case for case in catalogue(0, "quick") if chosen(case)]
 
 @pytest.fixture(scope="module")
 def bench() -> Bench:
-    return Bench(driver_module().PagedDriver(), CpuRef(readable=True))
+    return Bench(PagedDriver(), CpuRef(readable=True))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from kernel_drivers import ProductsDriver
 
 from deepinfer.accelerator import OP_GROUPS
 from deepinfer_conformance.bench import Bench
@@ -29,22 +26,11 @@ LAWS_IN = {"linear.dense": (torch.float32, torch.bfloat16)}
 """Where laws are run in both dtypes; elsewhere the second one takes the same way through the kernel."""
 
 
-@cache
-def driver_module() -> ModuleType:
-    path = Path(__file__).with_name("products_driver.py")
-    spec = importlib.util.spec_from_file_location("triton_shared_products_driver", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def chosen_cases() -> list[Case]:
     """Return every numerics case of L1, and the first inputs of each other check, served and unserved."""
     seen: set[tuple[object, ...]] = set()
     found = []
-    claimed = driver_module().claimed_ops()
+    claimed = ProductsDriver.claimed_ops()
     for case in catalogue(0, "quick"):
         if case.op not in claimed or case.level not in (Level.L1, Level.L2) or case.check in CHECKS_OF_THREADS:
             continue
@@ -62,7 +48,7 @@ def chosen_cases() -> list[Case]:
 
 @pytest.fixture(scope="module")
 def bench() -> Bench:
-    return Bench(driver_module().ProductsDriver(), CpuRef(readable=True))
+    return Bench(ProductsDriver(), CpuRef(readable=True))
 
 
 @pytest.mark.parametrize("case", chosen_cases(), ids=lambda case: case.id)
@@ -73,7 +59,7 @@ def test_case_of_the_suite_passes(case: Case, bench: Bench, session: Session) ->
 
 
 def test_groups_are_complete() -> None:
-    served = set(driver_module().claimed_ops())
+    served = set(ProductsDriver.claimed_ops())
     whole = ("linear", "experts", "sampling")
     assert {
         f"{group.group}.{name}" for group in OP_GROUPS if group.group in whole for name in group.op_names()
