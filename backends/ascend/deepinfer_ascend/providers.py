@@ -30,13 +30,14 @@ TRITON_CLASSES: Final = MappingProxyType(
         "codec": "TritonCodecOps",
         "compression": "TritonCompressionOps",
         "attention": "TritonAttentionOps",
-        "drafting": "TritonDraftingOps",
+        "drafting": "TritonDraftAttention",
     }
 )
 """Group by group, the class in the module of the same name; each is constructed with the options.
 
-Left out, because the lowering check shows that kernels of theirs do not reach the chip: the sampler (float64) and the
-selection (index_scores ends bishengir-compile-a5 with an assertion, radix_selection is not read by triton-adapter 3.2).
+Left out, because the lowering check shows that kernels of theirs do not reach the chip: the sampler and the draws and
+verification of drafts (float64), and the selection (index_scores ends bishengir-compile-a5 with an assertion,
+radix_selection is not read by triton-adapter 3.2).
 """
 
 NOT_LOWERED: Final = MappingProxyType(

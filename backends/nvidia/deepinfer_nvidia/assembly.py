@@ -11,23 +11,13 @@ import torch
 
 from deepinfer.accelerator.capabilities import Capabilities, OpCapability, Repeatability
 from deepinfer.accelerator.interface import OpOptions
-from deepinfer.accelerator.ops import AttentionOps, LinearOps, OpGroup, all_op_names
+from deepinfer.accelerator.ops import AttentionOps, LinearOps, OpGroup
 from deepinfer_nvidia import optional
 from deepinfer_nvidia.deep_gemm import DeepGemmLinear
 from deepinfer_nvidia.flash_mla import FlashMlaAttention
 
 TRITON: Final = "triton"
 INTERPRETED: Final = "interpreted triton"
-
-FALLBACKS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "drafting.propose": "the weights of a few draft rows, cut to the kept tokens; a small share of a draft round",
-        "drafting.guess": "one look-up in the cumulated weights of a few draft rows",
-        "drafting.verify": "integer weights of a few rows and a few comparisons; exact on any device, no product in it",
-        "drafting.match": "comparisons of a few token ids",
-    }
-)
-"""Ops without a kernel, and why; the plan names each, and the reference computes it with tensors of the device."""
 
 NOT_RECORDED: Final = frozenset(
     {
@@ -126,5 +116,4 @@ class Claims:
             ops=MappingProxyType(ops),
             graphs=self.graphs,
             collectives=self.collectives,
-            declared_fallbacks=tuple(op for op in all_op_names() if op not in ops and op in FALLBACKS),
         )

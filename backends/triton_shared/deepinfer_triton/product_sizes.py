@@ -10,6 +10,9 @@ import torch
 
 from deepinfer_triton import (
     dense_product,
+    draft_draws,
+    draft_judgement,
+    draft_verdicts,
     embedding,
     expert_product,
     expert_tiles,
@@ -171,3 +174,11 @@ def sampling_configurations(sizes: ModelSizes) -> Iterator[Configuration]:
         yield token_draw.greedy_configuration(width, forced=flag)
         yield token_scores.chunks_configuration(width, by_weight=flag)
         yield token_scores.scores_configuration(width, by_weight=flag)
+
+
+def drafting_configurations(sizes: ModelSizes) -> Iterator[Configuration]:
+    """Yield what drafts over a model's vocabulary and their verification use, beside the sampler's."""
+    width = PRODUCTS[sizes.name].vocabulary
+    yield from draft_draws.configurations(width)
+    yield from draft_judgement.configurations(width)
+    yield from draft_verdicts.configurations(width)

@@ -61,6 +61,7 @@ MODULES: Mapping[str, Callable[[ModelSizes], Iterator[Configuration]]] = Mapping
         "linear": product_sizes.linear_configurations,
         "experts.routed, experts.shared, experts.local": product_sizes.expert_configurations,
         "sampling": product_sizes.sampling_configurations,
+        "drafting.propose, drafting.guess, drafting.verify, drafting.match": product_sizes.drafting_configurations,
         "attention.sparse, drafting.attend": sparse_attention.configurations,
         "selection.top_entries": selection.configurations,
     }

@@ -46,11 +46,11 @@ class TritonSamplingOps(SamplingOps):
 
     def weigh(self, logits_BV: Tensor, rows: SamplingRows) -> TokenWeights:
         """See :meth:`SamplingOps.weigh`."""
-        logits_BV = _readable("sampling.weigh", logits_BV)
+        logits_BV = readable("sampling.weigh", logits_BV)
         if logits_BV.numel() == 0:
             sums_B = rows.seeds_B.new_zeros(logits_BV.shape[0])
             return TokenWeights(logits_BV.new_zeros(logits_BV.shape, dtype=torch.int64), sums_B, _empty(logits_BV))
-        found = _weighed(logits_BV, chunk_maxima(logits_BV), rows)
+        found = weighed(logits_BV, chunk_maxima(logits_BV), rows)
         return TokenWeights(found.weights_BV, found.sums_Bc.sum(-1), found.status_B)
 
     def uniforms(self, seeds_B: Tensor, streams_B: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class TritonSamplingOps(SamplingOps):
 
     def sample(self, logits_BV: Tensor, rows: SamplingRows) -> SampledTokens:
         """See :meth:`SamplingOps.sample`."""
-        logits_BV = _readable("sampling.sample", logits_BV)
+        logits_BV = readable("sampling.sample", logits_BV)
         if logits_BV.numel() == 0:
             return SampledTokens(rows.seeds_B.new_full(logits_BV.shape[:1], -1), _empty(logits_BV))
         forced_B = rows.forced_ids_B if rows.facts.has_forced else None
@@ -78,7 +78,7 @@ class TritonSamplingOps(SamplingOps):
         if not rows.facts.has_drawn:
             # Without a positive temperature all mass lies on one token, whatever the filters and the draw.
             return SampledTokens(*token_draw.greedy(maxima, logits_BV.shape[1], forced_B))
-        found = _weighed(logits_BV, maxima, rows)
+        found = weighed(logits_BV, maxima, rows)
         uniforms_B = token_draw.uniforms(rows.seeds_B, rows.streams_B)
         return SampledTokens(token_draw.draw(*found, uniforms_B, forced_B), found.status_B)
 
@@ -86,22 +86,22 @@ class TritonSamplingOps(SamplingOps):
         self, logits_BV: Tensor, rows: SamplingRows, token_ids_B: Tensor, top_count: int
     ) -> TokenLogProbabilities:
         """See :meth:`SamplingOps.log_probabilities`."""
-        logits_BV = _readable("sampling.log_probabilities", logits_BV)
+        logits_BV = readable("sampling.log_probabilities", logits_BV)
         if logits_BV.numel() == 0:
             return _no_scores(logits_BV, token_ids_B, top_count)
         maxima = chunk_maxima(logits_BV)
-        weights_BV = _weighed(logits_BV, maxima, rows).weights_BV
+        weights_BV = weighed(logits_BV, maxima, rows).weights_BV
         return token_scores(logits_BV, maxima, token_ids_B, top_count, (weights_BV, rows))
 
     def raw_log_probabilities(self, logits_TV: Tensor, token_ids_T: Tensor, top_count: int) -> TokenLogProbabilities:
         """See :meth:`SamplingOps.raw_log_probabilities`."""
-        logits_TV = _readable("sampling.raw_log_probabilities", logits_TV)
+        logits_TV = readable("sampling.raw_log_probabilities", logits_TV)
         if logits_TV.numel() == 0:
             return _no_scores(logits_TV, token_ids_T, top_count)
         return token_scores(logits_TV, chunk_maxima(logits_TV), token_ids_T, top_count, None)
 
 
-def _weighed(logits_BV: Tensor, maxima: ChunkMaxima, rows: SamplingRows) -> ChunkWeights:
+def weighed(logits_BV: Tensor, maxima: ChunkMaxima, rows: SamplingRows) -> ChunkWeights:
     """Return the row's weights after every filter that some row may have."""
     found = unfiltered_weights(logits_BV, maxima, rows.temperature_B)
     facts = rows.facts
@@ -119,7 +119,7 @@ def _require_logits(op_name: str, logits_BV: Tensor) -> None:
         refuse(op_name, f"logits have strides {logits_BV.stride()}; their rows must be consecutive")
 
 
-def _readable(op_name: str, logits_BV: Tensor) -> Tensor:
+def readable(op_name: str, logits_BV: Tensor) -> Tensor:
     """Return logits whose rows are consecutive."""
     require_dtype(op_name, "logits", logits_BV, torch.float32)
     return logits_BV if logits_BV.stride(1) == 1 else logits_BV.contiguous()

@@ -32,16 +32,14 @@ def test_every_op_of_the_text_model_is_native_and_says_that_it_is_interpreted(dr
     plan = make_plan(driver, options, reference=CpuRef())
     providers = {row.op: row.provider for row in plan.rows}
     assert {providers[op] for op in needed_op_names()} == {"interpreted triton"}
-    assert set(plan.fallbacks) == set(assembly.FALLBACKS) - set(driver.capabilities().ops)
+    assert plan.fallbacks == ()
 
 
-def test_every_op_is_served_or_falls_back_by_name_with_a_reason(driver):
+def test_every_op_of_the_contract_is_served_drafts_included(driver):
     claims = driver.capabilities()
-    assert set(claims.ops) | set(claims.declared_fallbacks) == set(all_op_names())
-    assert set(claims.declared_fallbacks) == set(assembly.FALLBACKS) - set(claims.ops)
-    assert all(reason for reason in assembly.FALLBACKS.values())
-    plan = make_plan(driver, OpOptions(), reference=CpuRef(), features=("drafts",))
-    assert plan.fallbacks == claims.declared_fallbacks
+    assert set(claims.ops) == set(all_op_names())
+    assert claims.declared_fallbacks == ()
+    assert make_plan(driver, OpOptions(), reference=CpuRef(), features=("drafts",)).fallbacks == ()
 
 
 def test_what_an_interpreter_has_not_is_not_claimed(driver):
