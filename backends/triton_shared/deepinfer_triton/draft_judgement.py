@@ -241,11 +241,13 @@ def judge(
     kept = distributions.ids_RnK.shape[2]
     width, chunks = weights.weights_BV.shape[1], weights.sums_Bc.shape[1]
     found = Judgement(
-        *(fresh(runs, requests) for _ in range(3)),
-        fresh(runs, requests, dtype=torch.int32),
-        fresh(runs, requests),
-        fresh(runs, requests, dtype=torch.float64),
-        fresh(runs, requests, kept, dtype=torch.float64),
+        accepted_R=fresh(runs, requests),
+        rejected_R=fresh(runs, requests),
+        row_R=fresh(runs, requests),
+        status_R=fresh(runs, requests, dtype=torch.int32),
+        forced_R=fresh(runs, requests),
+        uniform_R=fresh(runs, requests, dtype=torch.float64),
+        taken_RK=fresh(runs, requests, kept, dtype=torch.float64),
     )
     launch(
         judge_configuration(width), (requests,), *weights, rows.seeds_B.contiguous(), rows.streams_B.contiguous(),

@@ -113,7 +113,7 @@ class TritonDraftingOps(TritonDraftAttention):
         if 0 in (logits_BV.numel(), runs.counts_R.shape[0]):
             return _no_verdicts("drafting.verify", runs)
         maxima = chunk_maxima(logits_BV)
-        streams = draft_verdicts.VerificationStreams(resample_streams_B, accept_streams_B)
+        streams = draft_judgement.VerificationStreams(resample_streams_B, accept_streams_B)
         return draft_verdicts.verify(weighed(logits_BV, maxima, rows), maxima, rows, runs, distributions, streams)
 
     def match(self, tokens: SampledTokens, runs: DraftRuns) -> Verdicts:
