@@ -41,6 +41,7 @@ class RunOptions:
         seed: of the inputs.
         jobs: child processes at a time.
         waivers: in force; None for those that come with the suite.
+        patience: what the cases' time limits are multiplied by.
     """
 
     driver: str
@@ -50,6 +51,7 @@ class RunOptions:
     seed: int = 0
     jobs: int = 1
     waivers: tuple[Waiver, ...] | None = None
+    patience: float = 1.0
 
     def cases(self) -> tuple[Case, ...]:
         """Return the cases in the order in which they run; ArgumentError if nothing is chosen."""
@@ -66,7 +68,8 @@ def run_suite(options: RunOptions, watcher: Watcher | None = None) -> Document:
 
     Raises:
         DriverLoadError: the driver cannot be started.
-        ArgumentError: nothing is chosen, ``jobs`` is below 1, or a waiver of this driver has expired.
+        ArgumentError: nothing is chosen, ``jobs`` is below 1, the patience is not positive, or a waiver of
+            this driver has expired.
     """
     if options.jobs < 1:
         raise ArgumentError("jobs", [f"{options.jobs}: one child process is the least"])
@@ -74,7 +77,7 @@ def run_suite(options: RunOptions, watcher: Watcher | None = None) -> Document:
     refuse_expired(waivers, options.driver, datetime.datetime.now(_DAYS_ARE_UTC).date())
     cases = options.cases()
     started, begun = now(), time.monotonic()
-    order = Order(options.driver, options.seed, options.profile, waivers_as_toml(waivers))
+    order = Order(options.driver, options.seed, options.profile, waivers_as_toml(waivers), patience=options.patience)
     run = run_in_children(cases, order, jobs=options.jobs, watcher=watcher)
     level = options.level.name if options.level is not None else ""
     facts = RunFacts(options.profile, options.seed, level, options.ops, started, time.monotonic() - begun)
@@ -96,15 +99,16 @@ def write_package(document: Document, folder: Path) -> tuple[Path, ...]:
     return tuple(paths)
 
 
-def replay(driver: str, case_id: str, *, seed: int = 0) -> CaseResult:
+def replay(driver: str, case_id: str, *, seed: int = 0, patience: float = 1.0) -> CaseResult:
     """Run one case, or one captured call by its file, in a child process and return its result.
 
     Raises:
-        ArgumentError: there is no such case and no such file.
+        ArgumentError: there is no such case and no such file, or the patience is not positive.
     """
     path = Path(case_id)
     case = captured_case(path) if path.suffix == SUFFIX else chosen(catalogue(seed, "full"), ids=[case_id])[0]
-    (result,) = run_in_children([case], Order(driver, seed, "full", waivers_as_toml(packaged_waivers()))).results
+    order = Order(driver, seed, "full", waivers_as_toml(packaged_waivers()), patience=patience)
+    (result,) = run_in_children([case], order).results
     return result
 
 

@@ -59,6 +59,8 @@ def test_replay_shows_one_case_again_and_ends_with_1_where_the_claim_did_not_hol
         ("run --driver cpu_ref --level l2", "'l2' is no level; choose one of L0, L1"),
         ("run --driver cpu_ref --profile huge", "is not one of 'quick', 'full'"),
         ("run --driver cpu_ref --ops norm.rms --jobs -1", "one child process is the least"),
+        ("run --driver cpu_ref --ops norm.rms --patience 0", "give a factor above 0"),
+        ("replay L1/norm.rms/numerics/one_row/float32 --driver cpu_ref --patience nan", "give a factor above 0"),
         (
             "replay L1/norm.rms/numerics/one_roww/float32 --driver cpu_ref",
             "close: L1/norm.rms/numerics/one_row/float32",

@@ -26,6 +26,10 @@ _Profile = Annotated[
     Literal["quick", "full"], typer.Option(help="quick: about 2 minutes on two cores; full: about 20.")
 ]
 _Seed = Annotated[int, typer.Option(help="Seed of all inputs.")]
+_Patience = Annotated[
+    float,
+    typer.Option(metavar="FACTOR", help="Multiplies every case's time limit: interpreters and emulators need more."),
+]
 
 
 def run(
@@ -40,6 +44,7 @@ def run(
     ] = None,
     seed: _Seed = 0,
     jobs: Annotated[int, typer.Option(help="Child processes; 0: one per processor, at most 4.")] = 0,
+    patience: _Patience = 1.0,
 ) -> None:
     """Run a driver through the suite.
 
@@ -50,7 +55,9 @@ def run(
     from deepinfer_conformance.suite import RunOptions, run_suite, write_package
 
     chosen_jobs = jobs or min(4, os.cpu_count() or 1)
-    options = RunOptions(driver, profile, parse_level(level) if level else None, _globs(ops), seed, chosen_jobs)
+    options = RunOptions(
+        driver, profile, parse_level(level) if level else None, _globs(ops), seed, chosen_jobs, patience=patience
+    )
     if profile == "full":
         print("the full profile takes about 20 minutes on two cores", file=sys.stderr)
     document = run_suite(options, _Progress(len(options.cases())))
@@ -95,12 +102,13 @@ def replay(
     *,
     driver: _Driver,
     seed: _Seed = 0,
+    patience: _Patience = 1.0,
 ) -> None:
     """Run one case again and show what came out. Status 1 if the claim did not hold."""
     ctx.obj.start()
     from deepinfer_conformance.suite import replay as run_again
 
-    result = run_again(driver, case, seed=seed)
+    result = run_again(driver, case, seed=seed, patience=patience)
     print(_result_text(result))
     if not result.outcome.is_good:
         raise typer.Exit(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from deepinfer.errors import DriverLoadError
+from deepinfer.errors import ArgumentError, DriverLoadError
 
 START_TIMEOUT_S: Final = 300.0
 _LOG_TAIL_BYTES: Final = 1500
@@ -31,6 +32,10 @@ class Order:
         profile: "quick" or "full".
         waivers: TOML text.
         threads: of torch on the host.
+        patience: what the cases' time limits are multiplied by: interpreters and emulators take their time.
+
+    Raises:
+        ArgumentError: the patience is no positive number.
     """
 
     driver: str
@@ -38,6 +43,11 @@ class Order:
     profile: str
     waivers: str = ""
     threads: int = 1
+    patience: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.patience < math.inf:
+            raise ArgumentError("patience", [f"{self.patience}: give a factor above 0"])
 
 
 class ChildDiedError(Exception):
@@ -52,6 +62,7 @@ class Child:
     """A child that runs cases one at a time. Close it, or leave a ``with``, to end it."""
 
     def __init__(self, order: Order) -> None:
+        self._patience = order.patience
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
         read_end, write_end = os.pipe()
         self._answers = read_end
@@ -101,7 +112,7 @@ class Child:
             ChildHungError: there was no answer in time; the child has been killed.
         """
         self._tell({"case": case_id})
-        result: Mapping[str, Any] = self._answer(timeout_s)["result"]
+        result: Mapping[str, Any] = self._answer(timeout_s * self._patience)["result"]
         return result
 
     def close(self) -> None:
