@@ -73,7 +73,7 @@ def test_ctrl_c_ends_with_status_130_and_no_traceback() -> None:
             assert line, log
             log += line
         process.send_signal(signal.SIGINT)
-        _, rest = process.communicate(timeout=60)
+        _, rest = process.communicate(timeout=240)
     assert process.returncode == 130
     assert rest.endswith("interrupted\n")
     assert "Traceback" not in log + rest
