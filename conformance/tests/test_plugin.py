@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import deepinfer_conformance
-
-RunInside = Callable[..., tuple[int, str]]
-PACKAGE = Path(deepinfer_conformance.__file__).parent
+CHOICE = ("--pyargs", "deepinfer_conformance", "-k", "rms and numerics and one_row")
 
 
 def _pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -30,28 +26,14 @@ def _plugin() -> list[str]:
     return [] if registered else ["-p", "deepinfer_conformance.plugin"]
 
 
-@pytest.fixture
-def run_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunInside:
-    """Run pytest in this process, which has torch already; the driver has a process of its own in any case."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str]:
-        capsys.readouterr()
-        options = ("-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "--pyargs", "deepinfer_conformance")
-        status = pytest.main([*options, *_plugin(), *arguments])
-        return int(status), capsys.readouterr().out
-
-    return run
+def test_cases_are_tests_that_can_be_chosen(tmp_path: Path) -> None:
+    done = _pytest(tmp_path, *CHOICE, "--accelerator", "cpu_ref")
+    assert (done.returncode, "2 passed" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
-def test_cases_are_tests_that_can_be_chosen(run_inside: RunInside) -> None:
-    status, told = run_inside("--accelerator", "cpu_ref", "-k", "rms and numerics and one_row")
-    assert (status, "2 passed" in told) == (0, True), told
-
-
-def test_a_claim_that_does_not_hold_fails_its_test(run_inside: RunInside) -> None:
-    status, told = run_inside("--accelerator", "null", "-k", "rms and numerics and one_row")
-    assert (status, "2 failed" in told) == (1, True), told
+def test_a_claim_that_does_not_hold_fails_its_test(tmp_path: Path) -> None:
+    done = _pytest(tmp_path, *CHOICE, "--accelerator", "null")
+    assert (done.returncode, "2 failed" in done.stdout) == (1, True), done.stdout + done.stderr
 
 
 def test_nothing_is_collected_without_a_driver(tmp_path: Path) -> None:
