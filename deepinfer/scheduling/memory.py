@@ -16,7 +16,7 @@ from deepinfer.scheduling.copies import CopyPair, PendingCopies
 from deepinfer.scheduling.flights import Flights
 from deepinfer.scheduling.sequence import Sequence
 from deepinfer.scheduling.step import ScheduledStep
-from deepinfer.scheduling.table import NO_ROW, NOT_RUN, ONE, ZERO, SequenceTable
+from deepinfer.scheduling.table import NO_ROW, NOT_RUN, ZERO, SequenceTable
 
 
 class Shortage(NamedTuple):
@@ -123,10 +123,12 @@ class Memory:
         least_R = length_R + flies_R
         is_over_R = flies_R & ((least_R > most) | (length_R >= table.final_position.take(rows_R)))
         drafts_R = np.clip(most - least_R, 0, drafts)
-        look_ahead_R = np.where(flies_R, np.minimum(length_R + in_flight_R + drafts, most) - length_R, drafts_R)
+        drafts_R = np.where(is_over_R, NOT_RUN, drafts_R)
+        # A row that is not run keeps what the step in flight computes: NOT_RUN is -1.
+        beside_R = in_flight_R + np.where(is_over_R, NOT_RUN, drafts)
         table.in_flight[rows_R] = in_flight_R
-        table.drafts[rows_R] = np.where(is_over_R, NOT_RUN, drafts_R)
-        table.look_ahead[rows_R] = np.where(is_over_R, in_flight_R - ONE, look_ahead_R)
+        table.drafts[rows_R] = drafts_R
+        table.look_ahead[rows_R] = np.where(flies_R, np.minimum(beside_R, most - length_R), drafts_R)
 
     def give_back_surplus(self, rows_R: NDArray[np.int64]) -> None:
         """Take back blocks behind all that the next step of each row computes: the step before was planned longer."""

@@ -194,12 +194,16 @@ class Bench:
         def commit() -> None:
             self.commit(step, sampled if tokens is None else tokens(step, sampled), failures or {})
 
+        self.land(step, commit)
+        return step
+
+    def land(self, step: ScheduledStep, commit: Callable[[], None]) -> None:
+        """Commit the step before, and this one, unless it may stay in flight."""
         self.settle()
         if step.kind == "decode" and self.config.async_scheduling:
             self.in_flight = (step, commit)
-        else:
+        elif step.kind != "empty" or not self.config.async_scheduling:
             commit()
-        return step
 
     def settle(self) -> None:
         """Read and commit the step in flight, if there is one."""
