@@ -1,7 +1,7 @@
 """Where each request stands, on the device: what a step that was planned ahead puts in the place of assumptions.
 
-The host plans such a step as if the step before it accepted all drafts. What really came of that one lies here, by state
-slot, when the planned step runs; a slot changes hands only when no launched step can touch it.
+The host plans such a step as if the step before it accepted all drafts. What really came of that one lies here, by
+state slot, when the planned step runs; a slot changes hands only when no launched step can touch it.
 
 Legend: T rows, R requests, G look-back, Z state slots, m most rows of a request.
 """
@@ -40,8 +40,8 @@ class Continuation:
     def corrected(self, step: ScheduledStep, inputs: StepInputs) -> StepInputs:
         """Return inputs in which each request that was planned ahead stands where it really does.
 
-        Key lengths lose the drafts that were rejected, the newest token and its look-back take their places. Rows behind
-        the last planned position, and those of a request without a token, are invalid.
+        Key lengths lose the drafts that were rejected, the newest token and its look-back take their places. Rows
+        behind the last planned position, and those of a request without a token, are invalid.
         """
         if not step.in_flight_R.any():
             return inputs

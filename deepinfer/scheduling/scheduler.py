@@ -131,7 +131,7 @@ class Scheduler:
 
     # --- steps --------------------------------------------------------------------------------------------------
 
-    def schedule(self, settle: Callable[[], None] | None = None) -> ScheduledStep:
+    def schedule(self, settle: Callable[[], object] | None = None) -> ScheduledStep:
         """Choose the next step and the memory for it.
 
         Args:
@@ -172,6 +172,12 @@ class Scheduler:
         """Return, for each row of ``step``, whether its result still belongs to the request it was computed for."""
         is_current_R: NDArray[np.bool_] = self.memory.table.epoch.take(step.table_row_R) == step.epoch_R
         return is_current_R
+
+    def lengths(self, step: ScheduledStep) -> list[int]:
+        """Return the tokens of each request of ``step``; of one that has ended, what its row was planned for."""
+        length_R = np.where(self.current_rows(step), self.memory.table.length.take(step.table_row_R), step.cached_R + 1)
+        lengths: list[int] = length_R.tolist()
+        return lengths
 
     def cancel(self, step: ScheduledStep) -> None:
         """Give up a step whose result will never come: what it may have half written is recomputed.
@@ -227,7 +233,7 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def _choose_step(self, settle: Callable[[], None] | None) -> ScheduledStep:
+    def _choose_step(self, settle: Callable[[], object] | None) -> ScheduledStep:
         kind = self.config.engine_type
         if kind is EngineType.PROMPT:
             return self._try_prompt_step() or self._builder.empty_step("prefill")
@@ -250,7 +256,7 @@ class Scheduler:
             return self._builder.planned_step(running)
         return self._builder.decode_step(running)
 
-    def _settle(self, settle: Callable[[], None] | None) -> None:
+    def _settle(self, settle: Callable[[], object] | None) -> None:
         if settle is not None and self.memory.flights.newest is not None:
             settle()
 

@@ -59,7 +59,15 @@ class _Columns(NamedTuple):
         return cls(
             [every.sequences[number] for number in chosen],
             [every.request_ids[number] for number in chosen],
-            *(column.take(numbers, axis=0) for column in every[2:-1]),
+            every.rows_R.take(numbers),
+            every.epoch_R.take(numbers),
+            every.state_slot_R.take(numbers),
+            every.length_R.take(numbers),
+            every.look_ahead_R.take(numbers),
+            every.drafts_R.take(numbers),
+            every.in_flight_R.take(numbers),
+            every.nothing_R.take(numbers),
+            every.block_table_RB.take(numbers, axis=0),
             every.newest_GR.take(numbers, axis=1),
         )
 
