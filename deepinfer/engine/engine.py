@@ -379,7 +379,7 @@ class Engine:
             begun = time.perf_counter()
             self._worker.copy(step)
             drafts = self._worker.drafts(step) if answers else []
-            asked = asked_runs(step, answers, drafts, (step.cached_R + 1).tolist(), [True] * len(answers))
+            asked = asked_runs(step, answers, drafts, (step.cached_R + 1).tolist(), (~step.is_partial_R).tolist())
             self._drafted_tokens += asked.drafted_tokens
             runs = self._worker.run(step, asked.requests, [each.extras for each in answers]) if answers else []
             self._computed_s += time.perf_counter() - begun
@@ -404,11 +404,10 @@ class Engine:
             flight = pipeline.launch(self._worker, step, answers)
         while pipeline.oldest is not flight:
             self._settle()
-        is_alive_R = self._scheduler.current_rows(step)
-        if is_alive_R.any():
+        if self._scheduler.current_rows(step).any():
             lengths = self._scheduler.lengths(step)
             drafts = pipeline.drafts(step, lengths)
-            asked = asked_runs(step, answers, drafts, lengths, is_alive_R.tolist())
+            asked = asked_runs(step, answers, drafts, lengths, self._scheduler.due_rows(step).tolist())
             self._drafted_tokens += asked.drafted_tokens
             with self._computing(step):
                 pipeline.judge(self._worker, flight, asked.requests)
@@ -430,9 +429,9 @@ class Engine:
 
     def _commit(self, step: ScheduledStep, answers: Sequence[Answer], runs: Sequence[VerifiedRun]) -> None:
         # Somebody may have ended while the step ran; the result of an unfinished chunk is thrown away.
-        is_due_R = self._scheduler.current_rows(step) & ~step.is_partial_R
+        is_due = self._scheduler.due_rows(step).tolist()
         max_model_len = self._scheduler_config.max_model_len
-        emitted, failures, accepted = taken_runs(step, answers, runs, is_due_R.tolist(), max_model_len)
+        emitted, failures, accepted = taken_runs(step, answers, runs, is_due, max_model_len)
         self._accepted_tokens += accepted
         if self._scheduler_config.num_speculative_tokens:
             self._scheduler.commit_runs(step, emitted, failures)

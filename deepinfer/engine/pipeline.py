@@ -20,12 +20,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Any
 
 from deepinfer.accelerator import Event, Stream
 from deepinfer.engine.answers import Answer
 from deepinfer.engine.outputs import StepTimes
-from deepinfer.engine.readback import Readback
-from deepinfer.engine.worker import Forwarded, Worker
+from deepinfer.engine.readback import Results
+from deepinfer.engine.worker import Worker
 from deepinfer.sampling.verification import RunRequest, VerifiedRun
 from deepinfer.scheduling.step import ScheduledStep
 
@@ -40,16 +41,16 @@ class Flight:
         step: the step.
         answers: whose rows they are; some may have ended since.
         marks: the ends of what was handed to the queue for it.
-        forwarded: what its layers left, once they have run.
-        readback: its results, readable when the last mark was waited for.
+        begun: what its layers left for the sampling, once they have run; the worker's own affair.
+        results: its results, readable when the last mark was waited for.
         error: what its work has raised; a step behind it raises the same, because it would compute with nothing.
     """
 
     step: ScheduledStep
     answers: Sequence[Answer]
     marks: list[Event]
-    forwarded: Forwarded | None = None
-    readback: Readback | None = None
+    begun: Any = None
+    results: Results | None = None
     error: BaseException | None = None
 
 
@@ -83,7 +84,7 @@ class Pipeline:
         def begin() -> None:
             if before is not None and before.error is not None:
                 raise before.error
-            flight.forwarded = worker.begin(step, [answer.extras for answer in answers])
+            flight.begun = worker.begin(step, [answer.extras for answer in answers])
 
         flight.marks.append(self._stream.enqueue(_reporting(flight, begin)))
         return flight
@@ -92,11 +93,11 @@ class Pipeline:
         """Hand the sampling of a step to the queue; the steps before it have been committed."""
 
         def finish() -> None:
-            if flight.error is not None or flight.forwarded is None:
+            if flight.error is not None:
                 return  # the first mark raises it
-            forwarded, flight.forwarded = flight.forwarded, None
+            begun, flight.begun = flight.begun, None
             extras = [answer.extras for answer in flight.answers]
-            flight.readback = worker.finish(forwarded, flight.step, requests, extras, self._stream.to_host)
+            flight.results = worker.finish(begun, flight.step, requests, extras, self._stream.to_host)
 
         flight.marks.append(self._stream.enqueue(_reporting(flight, finish)))
 
@@ -129,12 +130,12 @@ class Pipeline:
         try:
             for mark in flight.marks:
                 mark.wait()
-            runs = [] if flight.readback is None else flight.readback.runs()
+            runs = [] if flight.results is None else flight.results.runs()
         finally:
             self._waited_s += self._clock() - begun
         self._flights.popleft()
         self._count_device_time(flight)
-        drafts = None if flight.readback is None else flight.readback.next_drafts()
+        drafts = None if flight.results is None else flight.results.next_drafts()
         if drafts is not None:
             owners = zip(flight.step.table_row_R.tolist(), flight.step.epoch_R.tolist(), drafts, strict=True)
             self._drafts.update({row: (epoch, ids) for row, epoch, ids in owners})

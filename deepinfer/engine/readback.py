@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -18,9 +18,19 @@ Value = TypeVar("Value")
 ToHost = Callable[[torch.Tensor], torch.Tensor]
 
 
+class Results(Protocol):
+    """What the host reads of a step, once its work has ended."""
+
+    def runs(self) -> list[VerifiedRun]:
+        """Return what each request emits."""
+
+    def next_drafts(self) -> list[list[int]] | None:
+        """Return the drafts of each request's next step, placeholders included; None in an engine without drafts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Readback:
-    """What the host reads of a step.
+    """The results of a step as the ops gave them.
 
     Attributes:
         result: tokens, verdicts and log-probabilities.

@@ -39,7 +39,7 @@ def asked_runs(
     answers: Sequence[Answer],
     drafts: Sequence[Sequence[int]],
     lengths: Sequence[int],
-    is_alive: Sequence[bool],
+    is_due: Sequence[bool],
 ) -> AskedRuns:
     """Describe the sampling of a step; whatever comes before the step has been committed.
 
@@ -48,21 +48,20 @@ def asked_runs(
         answers: whose rows they are.
         drafts: what each of them verifies, up to the first placeholder.
         lengths: tokens of each request. A decode step makes the token behind the newest one, and those behind drafts.
-        is_alive: False for a request that has ended meanwhile: its rows are sampled, and contribute nothing.
+        is_due: False for rows that are sampled and contribute nothing: of an unfinished chunk, or of a request that
+            has ended meanwhile.
     """
     is_prompt = step.kind == "prefill"
     requests = []
     drafted_tokens = 0
-    columns = (step.k_R.tolist(), step.q_R.tolist(), step.is_partial_R.tolist())
-    for answer, known, length, alive, k, q, is_partial in zip(
-        answers, drafts, lengths, is_alive, *columns, strict=True
-    ):
+    columns = (step.k_R.tolist(), step.q_R.tolist())
+    for answer, known, length, due, k, q in zip(answers, drafts, lengths, is_due, *columns, strict=True):
         rows = 1 if is_prompt else q
-        allowed_mW = answer.allowed_tokens(known, rows=rows) if alive and not is_partial else None
+        allowed_mW = answer.allowed_tokens(known, rows=rows) if due else None
         # Behind a placeholder nothing is emitted, so any id will do there.
         padded = [*known, *[0] * (rows - 1 - len(known))]
         requests.append(RunRequest(answer.sampling, k if is_prompt else length, answer.token_ids, padded, allowed_mW))
-        drafted_tokens += len(known) if alive else 0
+        drafted_tokens += len(known) if due else 0
     return AskedRuns(requests, drafted_tokens)
 
 
@@ -79,7 +78,7 @@ def taken_runs(
         step: the step.
         answers: whose rows they are.
         runs: what the step gave; nothing if it was not sampled, because all its requests had ended.
-        is_due: False for a row whose request has changed hands, and for an unfinished chunk: nothing is taken.
+        is_due: False for rows that contribute nothing.
         max_model_len: positions that the model can hold.
     """
     emitted: list[list[int]] = []

@@ -15,7 +15,7 @@ from deepinfer.accelerator.batch import StepLayout
 from deepinfer.cache.pools import CachePools
 from deepinfer.engine.continuation import Continuation
 from deepinfer.engine.options import EngineOptions
-from deepinfer.engine.readback import Readback, ToHost, on_host
+from deepinfer.engine.readback import Readback, Results, ToHost, on_host
 from deepinfer.engine.speculation import Speculation
 from deepinfer.engine.step_inputs import StepInputs, build_step_inputs
 from deepinfer.model.transformer import GivenEmbeddings, Hidden, Transformer
@@ -174,17 +174,17 @@ class Worker:
 
     def finish(
         self,
-        forwarded: Forwarded,
+        begun: Forwarded,
         step: ScheduledStep,
         requests: Sequence[RunRequest],
         extras: Sequence[RowExtras],
         to_host: ToHost,
-    ) -> Readback:
+    ) -> Results:
         """Sample a step that has begun, and draft; where each request stands is remembered for the next step."""
         with torch.inference_mode():
-            result = self._sample(forwarded, step, requests, extras)
+            result = self._sample(begun, step, requests, extras)
             if step.kind == "decode":
-                self._remember(forwarded.inputs, result)
+                self._remember(begun.inputs, result)
             drafts = None if self.speculation is None else self.speculation.stored_ids(step)
             return on_host(Readback(result, drafts), to_host)
 

@@ -173,6 +173,15 @@ class Scheduler:
         is_current_R: NDArray[np.bool_] = self.memory.table.epoch.take(step.table_row_R) == step.epoch_R
         return is_current_R
 
+    def due_rows(self, step: ScheduledStep) -> NDArray[np.bool_]:
+        """Return, for each row of ``step``, whether its request is to get a token from it.
+
+        Not from an unfinished chunk, and not where more drafts of the step before were accepted than there are
+        positions: the step was planned for fewer, and the request has outgrown the cache.
+        """
+        is_due_R: NDArray[np.bool_] = self.memory.table.length.take(step.table_row_R) <= step.k_R
+        return is_due_R & self.current_rows(step)
+
     def lengths(self, step: ScheduledStep) -> list[int]:
         """Return the tokens of each request of ``step``; of one that has ended, what its row was planned for."""
         length_R = np.where(self.current_rows(step), self.memory.table.length.take(step.table_row_R), step.cached_R + 1)
