@@ -88,6 +88,14 @@ PREFILL_KEEP_TOKENS: Final = Setting(
     effect="How many last rows of a prompt a truncated prefill keeps, where "
     "`LLM(truncated_prefill_keep_tokens=)` does not say.",
 )
+ZERO_OVERHEAD_SCHEDULING: Final = Setting(
+    name="DEEPINFER_ZERO_OVERHEAD_SCHEDULING",
+    type="bool",
+    default="0",
+    effect="Plans and launches a decode step before the one before it has been read, where "
+    "`LLM(async_scheduling=)` does not say. The outputs are the same.",
+    choices=("0", "1"),
+)
 NVIDIA_INTERPRET: Final = Setting(
     name="DEEPINFER_NVIDIA_INTERPRET",
     type="bool",
@@ -111,6 +119,7 @@ SETTINGS: Final = (
     LOG_LEVEL,
     PREFILL_TRUNCATION_MODE,
     PREFILL_KEEP_TOKENS,
+    ZERO_OVERHEAD_SCHEDULING,
     NVIDIA_INTERPRET,
     NVIDIA_PROVIDERS,
 )
@@ -126,6 +135,7 @@ class Settings:
     log_level: str = "info"
     yoco_prefill_truncation_mode: str = "off"
     yoco_prefill_keep_tokens: int = 140
+    zero_overhead_scheduling: bool = False
     nvidia_interpret: bool = False
     nvidia_providers: tuple[str, ...] = ()
 
@@ -144,6 +154,7 @@ class Settings:
             log_level=reader.choice(LOG_LEVEL),
             yoco_prefill_truncation_mode=reader.choice(PREFILL_TRUNCATION_MODE),
             yoco_prefill_keep_tokens=reader.count(PREFILL_KEEP_TOKENS),
+            zero_overhead_scheduling=reader.flag(ZERO_OVERHEAD_SCHEDULING, default=False),
             nvidia_interpret=reader.flag(NVIDIA_INTERPRET, default=False),
             nvidia_providers=reader.names(NVIDIA_PROVIDERS),
         )

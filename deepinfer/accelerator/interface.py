@@ -7,8 +7,9 @@ vendor's runtime; :meth:`AcceleratorDriver.availability` is the first call that 
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,7 +21,8 @@ from deepinfer.accelerator.ops.base import OpGroup
 from deepinfer.errors import DeterminismError, OpRefusedError
 
 INTERFACE_VERSION: tuple[int, int] = (1, 1)
-"""1.1 adds ``join_group``, ``RankPlace``, ``runtime_variables`` and ``serving``."""
+"""1.1 adds ``join_group``, ``RankPlace``, ``runtime_variables``, ``serving``, and of streams ``enqueue``, ``to_host``,
+``close`` and ``elapsed_s``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +213,46 @@ class Stream(ABC):
     def wait_event(self, event: Event) -> None:
         """Make later work of this stream wait for ``event``, without blocking the host."""
 
+    def enqueue(self, work: Callable[[], None]) -> Event:
+        """Run ``work``, which calls ops, behind everything submitted so far; interface 1.1.
+
+        The event is done when all that ``work`` computes has finished. An exception of ``work`` comes out of the
+        event's ``wait``, with its type; the stream goes on with later work. What is no ``Exception`` (Ctrl-C) and is
+        raised in the caller's thread comes out of this call.
+
+        The default calls ``work`` at once, in the caller's thread: right for ops that have finished, or are in order by
+        themselves, when they return. A driver whose ops go to the current stream of its runtime makes this one current
+        meanwhile; one that computes on the host may hand ``work`` to a thread.
+        """
+        begun = time.perf_counter()
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001  # it is the event's to raise
+            return _FailedEvent(error)
+        return _WorkedEvent(self.record_event(), time.perf_counter() - begun)
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of ``tensor`` for the host, for use in :meth:`enqueue`; interface 1.1.
+
+        It may be read once the event of the work that asked for it has been waited for. The default waits for it.
+        """
+        return tensor.cpu()
+
+    def close(self) -> None:
+        """Wait for everything and let go of what the stream holds (a thread); interface 1.1. It may be called again."""
+        self.record_event().wait()
+
 
 class Event(ABC):
     """A mark in a stream."""
+
+    @property
+    def elapsed_s(self) -> float | None:
+        """Seconds that the device was busy with the work of :meth:`Stream.enqueue`, None where nobody knows.
+
+        To be asked when the event is done; interface 1.1.
+        """
+        return None
 
     @abstractmethod
     def done(self) -> bool:
@@ -246,6 +285,35 @@ class _DoneEvent(Event):
 
     def wait(self) -> None:
         return None
+
+
+class _FailedEvent(Event):
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        raise self._error
+
+
+class _WorkedEvent(Event):
+    """The end of work that was called at once; how long it took says something if it was finished with the call."""
+
+    def __init__(self, end: Event, called_s: float) -> None:
+        self._end = end
+        self._elapsed_s = called_s if end.done() else None
+
+    @property
+    def elapsed_s(self) -> float | None:
+        return self._elapsed_s
+
+    def done(self) -> bool:
+        return self._end.done()
+
+    def wait(self) -> None:
+        self._end.wait()
 
 
 class ImmediateStream(Stream):

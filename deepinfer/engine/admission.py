@@ -201,3 +201,10 @@ def _image_problems(submission: Submission, hidden_size: int) -> list[str]:
         if not submission.image_spans:
             problems.append("embeddings are read at image positions only, and image_spans is empty; give the spans")
     return problems
+
+
+def fork_problems(params: SamplingParams) -> list[str]:
+    """Return why a fork cannot have these parameters, though another request could."""
+    if (params.n, params.prompt_logprobs, params.structured_outputs) == (1, None, None):
+        return []
+    return ["a fork takes n=1, no prompt_logprobs and no structured_outputs"]

@@ -135,7 +135,9 @@ def build_engine_on(
     elif drafts and speculation_of is not None:
         speculation = speculation_of(config, plan.ops, draft_policy(config, options), **sizes, device=driver.device)
     worker = worker_type(Transformer(config, weights, plan.ops, rotary), pools, driver, plan.ops, prefill, speculation)
-    return Engine(config, options, pool_plan, scheduler_config(config, options, pool_plan), worker, plan, tokenizer)
+    scheduling = scheduler_config(config, options, pool_plan)
+    stream = driver.new_stream() if options.async_scheduling else None
+    return Engine(config, options, pool_plan, scheduling, worker, plan, tokenizer, stream)
 
 
 def plan_ops(driver: AcceleratorDriver, options: EngineOptions, settings: Settings) -> Plan:
@@ -180,6 +182,7 @@ def scheduler_config(config: ModelConfig, options: EngineOptions, pools: PoolPla
         prefill_any_attempt_interval=options.prefill_any_attempt_interval,
         history_tokens=max(config.engram_max_ngram_size - 1, 0),
         num_speculative_tokens=options.num_speculative_tokens,
+        async_scheduling=bool(options.async_scheduling),
     )
 
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 
-from deepinfer.accelerator import Plan
-from deepinfer.engine.admission import AdmissionRules, Submission, read_mask, spans_of
+from deepinfer.accelerator import Plan, Stream
+from deepinfer.engine.admission import AdmissionRules, Submission, fork_problems, read_mask, spans_of
 from deepinfer.engine.answers import Answer, Request, sequence_ids
 from deepinfer.engine.forms import WaitingForms
 from deepinfer.engine.memory import PoolPlan
 from deepinfer.engine.options import EngineOptions
-from deepinfer.engine.outputs import EngineStats, RequestOutput, StepRecord
+from deepinfer.engine.outputs import EngineStats, RequestOutput, StepRecord, StepTimes
+from deepinfer.engine.pipeline import Pipeline
 from deepinfer.engine.request_table import RequestTable
-from deepinfer.engine.row_failures import row_failure
+from deepinfer.engine.runs import asked_runs, taken_runs
 from deepinfer.engine.worker import LogitsRequest, RowExtras, Worker
 from deepinfer.errors import ArgumentError, InvariantError
 from deepinfer.model.config import ModelConfig
@@ -25,8 +26,7 @@ from deepinfer.sampling.grammar import GrammarCompiler
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.sampling.prompt import PromptLogProbabilities
 from deepinfer.sampling.streams import random_seed
-from deepinfer.sampling.verification import RunRequest, VerifiedRun
-from deepinfer.scheduling.commit import RowFailure
+from deepinfer.sampling.verification import VerifiedRun
 from deepinfer.scheduling.config import SchedulerConfig
 from deepinfer.scheduling.scheduler import Scheduler
 from deepinfer.scheduling.sequence import Sequence as ScheduledSequence
@@ -64,7 +64,9 @@ class Engine:
         worker: Worker,
         plan: Plan,
         tokenizer: Tokenizer | None,
+        stream: Stream | None = None,
     ) -> None:
+        """Put an engine together; ``stream`` is the device's queue for asynchronous scheduling, None for none of it."""
         self.config = config
         self.options = options
         self.plan = plan
@@ -91,6 +93,8 @@ class Engine:
         self._preemptions = 0
         self._is_torn = False
         self._is_launched = False
+        self._pipeline = None if stream is None else Pipeline(stream)
+        self._called_s = self._computed_s = 0.0
 
     @property
     def worker(self) -> Worker:
@@ -98,8 +102,15 @@ class Engine:
         return self._worker
 
     @property
+    def times(self) -> StepTimes:
+        """What the steps cost so far."""
+        if self._pipeline is None:
+            return StepTimes(self._called_s, self._computed_s, self._computed_s)
+        return self._pipeline.times(self._called_s)
+
+    @property
     def last_step(self) -> StepRecord:
-        """What the last call of :meth:`step` ran."""
+        """What the last call of :meth:`step` ran, launched for the next call to read, or saw fail."""
         return StepRecord("empty", ()) if self._last_step is None else StepRecord.of(self._last_step)
 
     # --- requests -----------------------------------------------------------------------------------------------
@@ -149,12 +160,7 @@ class Engine:
         problems = self._parent_problems(parent_id, parent)
         history = () if parent is None or problems else parent.history
         submission = Submission.read(child_id, history, params)
-        if (submission.params.n, submission.params.prompt_logprobs, submission.params.structured_outputs) != (
-            1,
-            None,
-            None,
-        ):
-            problems.append("a fork takes n=1, no prompt_logprobs and no structured_outputs")
+        problems += fork_problems(submission.params)
         problems += self._rules.refusals(submission) if history else submission.params.problems(self.config.vocab_size)
         if parent is None or problems:
             raise ArgumentError(f"fork of {parent_id!r}", problems)
@@ -168,7 +174,7 @@ class Engine:
     def abort_request(self, request_id: str) -> bool:
         """End a request, siblings included, in whatever state it is; False if it is unknown or has ended.
 
-        Its memory is free at once; its terminal record, reason ``abort``, comes from the next :meth:`step`.
+        Its memory is free at once, or after the step in flight; its record, ``abort``, comes from the next step.
         """
         self._repair()
         request = self._table.find(request_id)
@@ -192,6 +198,8 @@ class Engine:
                     self._scheduler.abort(answer.sequence_id)
             self._collect_terminals()
             self._table.discard(requests)
+            if not self.has_unfinished_requests():
+                self._settle()
 
     def has_unfinished_requests(self) -> bool:
         """Return True while a terminal record is still to come."""
@@ -202,34 +210,26 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Run one step and return the records of every request that grew or ended, in the order of their admission.
 
+        With asynchronous scheduling the records are those of the step before (docs/async-scheduling.md).
+
         When the driver's part of the step raises (a fault, Ctrl-C while it computes), the exception passes through,
         every request of the step ends with reason ``abort`` and a message, and their records come from the next call.
         Requests that were not in the step go on. An op sees all rows of a step at once, so its fault belongs to no
         single request; what does (logits that are NaN, a row with every token masked) ends that request alone.
         """
         self._repair()
+        begun = time.perf_counter()
         self._is_torn = True
         self._schedule_prepared()
         self._collect_terminals()
-        step = self._last_step = self._scheduler.schedule()
-        self._steps += 1
-        answers = [self._table.answer(sequence.request_id) for sequence in step.sequences]
-        try:
-            self._is_launched = True
-            runs = self._execute(step, answers)
-        except BaseException as error:
-            self._give_up(step, f"the step failed: {type(error).__name__}: {error}")
-            self._is_torn = False
-            raise
-        finally:
-            self._is_launched = False
-        if answers:
-            self._commit(step, answers, runs)
+        if self._pipeline is None:
+            self._step_alone()
         else:
-            self._forms.wait(_LONGEST_WAIT_S)
+            self._step_ahead(self._pipeline)
         self._collect_terminals()
         records = self._table.take_records()
         self._is_torn = False
+        self._called_s += time.perf_counter() - begun
         return records
 
     def compute_logits(
@@ -273,11 +273,13 @@ class Engine:
         return torch.cat(collected.rows)
 
     def close(self) -> None:
-        """End the processes that the engine started; requests that wait for a form are aborted."""
+        """End the processes and threads that the engine started; requests that wait for a form are aborted."""
         self._repair()
         for request_id in self._forms.request_ids:
             self.abort_request(request_id)
         self._forms.close()
+        if self._pipeline is not None:
+            self._pipeline.close()
 
     # --- what can be seen ---------------------------------------------------------------------------------------
 
@@ -368,38 +370,69 @@ class Engine:
         seed = asked if asked is not None else random_seed(self._seeds)
         return Request.create(submission, extras, seed=seed, config=self.config, tokenizer=self.tokenizer)
 
-    def _execute(self, step: ScheduledStep, answers: Sequence[Answer]) -> list[VerifiedRun]:
-        self._worker.copy(step)
-        if not answers:
-            return []
-        # A decode step makes the token behind the newest one, and those behind each draft.
-        first_R = step.k_R if step.kind == "prefill" else step.cached_R + 1
-        rows_R = np.ones_like(step.q_R) if step.kind == "prefill" else step.q_R
-        columns = (first_R.tolist(), rows_R.tolist(), step.is_partial_R.tolist())
-        requests = []
-        for answer, drafts, first, rows, is_partial in zip(answers, self._worker.drafts(step), *columns, strict=True):
-            allowed_mW = None if is_partial else answer.allowed_tokens(drafts, rows=rows)
-            # Behind a placeholder nothing is emitted, so any id will do there.
-            padded = drafts + [0] * (rows - 1 - len(drafts))
-            requests.append(RunRequest(answer.sampling, first, answer.token_ids, padded, allowed_mW))
-            self._drafted_tokens += len(drafts)
-        return self._worker.run(step, requests, [answer.extras for answer in answers])
+    def _step_alone(self) -> None:
+        """Plan a step, run it and commit it."""
+        step = self._last_step = self._scheduler.schedule()
+        self._steps += 1
+        answers = self._answers(step)
+        with self._computing(step):
+            begun = time.perf_counter()
+            self._worker.copy(step)
+            drafts = self._worker.drafts(step) if answers else []
+            asked = asked_runs(step, answers, drafts, (step.cached_R + 1).tolist(), (~step.is_partial_R).tolist())
+            self._drafted_tokens += asked.drafted_tokens
+            runs = self._worker.run(step, asked.requests, [each.extras for each in answers]) if answers else []
+            self._computed_s += time.perf_counter() - begun
+        if answers:
+            self._commit(step, answers, runs)
+        else:
+            self._forms.wait(_LONGEST_WAIT_S)
+
+    def _step_ahead(self, pipeline: Pipeline) -> None:
+        """Plan a step and launch its layers, read and commit the step before it, launch its sampling.
+
+        A prompt step is read at once, and so is a step that nobody waits for: its memory goes back.
+        """
+        step = self._last_step = self._scheduler.schedule(self._settle)
+        self._steps += 1
+        if step.kind == "empty":
+            if not self._settle():
+                self._forms.wait(_LONGEST_WAIT_S)
+            return
+        answers = self._answers(step)
+        with self._computing(step):
+            flight = pipeline.launch(self._worker, step, answers)
+        while pipeline.oldest is not flight:
+            self._settle()
+        if self._scheduler.current_rows(step).any():
+            lengths = self._scheduler.lengths(step)
+            drafts = pipeline.drafts(step, lengths)
+            asked = asked_runs(step, answers, drafts, lengths, self._scheduler.due_rows(step).tolist())
+            self._drafted_tokens += asked.drafted_tokens
+            with self._computing(step):
+                pipeline.judge(self._worker, flight, asked.requests)
+        if step.kind == "prefill" or not self._scheduler.has_unfinished():
+            self._settle()
+
+    def _settle(self) -> bool:
+        """Wait for the oldest step in flight and commit it; False if there is none."""
+        pipeline = self._pipeline
+        if pipeline is None or pipeline.oldest is None:
+            return False
+        with self._computing(pipeline.oldest.step):
+            flight, runs = pipeline.read()
+        self._commit(flight.step, flight.answers, runs)
+        return True
+
+    def _answers(self, step: ScheduledStep) -> list[Answer]:
+        return [self._table.answer(sequence.request_id) for sequence in step.sequences]
 
     def _commit(self, step: ScheduledStep, answers: Sequence[Answer], runs: Sequence[VerifiedRun]) -> None:
-        emitted: list[list[int]] = []
-        failures: dict[int, RowFailure] = {}
-        # Somebody may have been aborted while the step ran; the result of an unfinished chunk is thrown away.
-        is_due_R = self._scheduler.current_rows(step) & ~step.is_partial_R
-        for number, (answer, run, is_due) in enumerate(zip(answers, runs, is_due_R.tolist(), strict=True)):
-            taken: list[int] = []
-            if is_due and answer.form_failure:
-                failures[number] = RowFailure(Status.FINISHED_GRAMMAR_FAILED, answer.form_failure)
-            elif is_due:
-                taken, failed = answer.take_run(run.rows, self._most_tokens(step.sequences[number], run))
-                self._accepted_tokens += run.accepted
-                if failed is not None:
-                    failures[number] = row_failure(answer, failed)
-            emitted.append(taken)
+        # Somebody may have ended while the step ran; the result of an unfinished chunk is thrown away.
+        is_due = self._scheduler.due_rows(step).tolist()
+        max_model_len = self._scheduler_config.max_model_len
+        emitted, failures, accepted = taken_runs(step, answers, runs, is_due, max_model_len)
+        self._accepted_tokens += accepted
         if self._scheduler_config.num_speculative_tokens:
             self._scheduler.commit_runs(step, emitted, failures)
         else:
@@ -414,17 +447,31 @@ class Engine:
             elif answer.found_stop is not None:
                 self._scheduler.finish(answer.sequence_id, Status.FINISHED_STOPPED, answer.found_stop)
 
-    def _most_tokens(self, sequence: ScheduledSequence, run: VerifiedRun) -> int:
-        """Return how many tokens of a run the length of its request allows."""
-        if len(run.rows) == 1:
-            return 1
-        return sequence.token_limit(self._scheduler_config.max_model_len) - sequence.length
+    def _give_up(self, steps: Sequence[ScheduledStep], text: str) -> None:
+        """End the requests of the first of these steps; what else they carried, forks' copies too, is computed anew."""
+        self._last_step = steps[0]
+        for sequence in steps[0].sequences:
+            if self._scheduler.find(sequence.request_id) is sequence:  # not a newer request of the same id
+                self._scheduler.finish(sequence.request_id, Status.FINISHED_ABORTED, text=text)
+        for step in steps:
+            self._scheduler.cancel(step)
 
-    def _give_up(self, step: ScheduledStep, text: str) -> None:
-        """End the requests of a step; forks whose copies it carried are computed anew."""
-        for sequence in step.sequences:
-            self._scheduler.finish(sequence.request_id, Status.FINISHED_ABORTED, text=text)
-        self._scheduler.cancel(step)
+    @contextmanager
+    def _computing(self, step: ScheduledStep) -> Iterator[None]:
+        """Give up a step whose part on the device raises, and those behind it, which would have read its results.
+
+        While the device computes, calls that come from inside find the books in order.
+        """
+        self._is_launched = True
+        try:
+            yield
+        except BaseException as error:
+            lost = [step] if self._pipeline is None else self._pipeline.give_up(step)
+            self._give_up(lost, f"the step failed: {type(error).__name__}: {error}")
+            self._is_torn = False
+            raise
+        finally:
+            self._is_launched = False
 
     def _collect_terminals(self) -> None:
         terminals = self._scheduler.take_terminals()
@@ -445,6 +492,8 @@ class Engine:
         if self._is_torn and not self._is_launched:
             self._table.abort_all("the engine was interrupted while it kept its books; every request was given up")
             self._forms.clear()
+            if self._pipeline is not None:
+                self._pipeline.abandon()
             self._scheduler = Scheduler(self._scheduler_config)
             self._worker.forget()
             self._is_torn = False

@@ -54,6 +54,7 @@ class EngineKeywords(TypedDict, total=False):
     prefill_any_attempt_interval: int
     num_speculative_tokens: int
     verification: Verification
+    async_scheduling: bool | None
     truncated_prefill: TruncationMode | None
     truncated_prefill_keep_tokens: int | None
     seed: int
@@ -88,6 +89,9 @@ class EngineOptions:
             draft stages.
         verification: how drafts are judged (docs/drafts.md): "standard" keeps the distribution of the tokens,
             "coupled" the very tokens of a run without drafts.
+        async_scheduling: plan and launch a decode step before the one before it has been read
+            (docs/async-scheduling.md); the outputs are the same. None means what DEEPINFER_ZERO_OVERHEAD_SCHEDULING
+            says, and False for a prompt engine, which has no decode steps.
         truncated_prefill: which rows of a prompt run the layers behind the last owner of long-range entries: all with
             "off", the last ones with "compact", and with "mask" the same the slow way. None means what
             DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE says. Prompt log-probabilities need "off".
@@ -116,6 +120,7 @@ class EngineOptions:
     prefill_any_attempt_interval: int = 100
     num_speculative_tokens: int = 0
     verification: Verification = "standard"
+    async_scheduling: bool | None = None
     truncated_prefill: TruncationMode | None = None
     truncated_prefill_keep_tokens: int | None = None
     seed: int = 0
@@ -144,8 +149,12 @@ class EngineOptions:
     def under(self, settings: Settings) -> EngineOptions:
         """Return the options with what the environment says where they leave it to the environment."""
         mode, keep = self.truncated_prefill, self.truncated_prefill_keep_tokens
+        ahead = self.async_scheduling
+        if ahead is None:
+            ahead = settings.zero_overhead_scheduling and self.engine_type != "prompt"
         return replace(
             self,
+            async_scheduling=ahead,
             truncated_prefill=cast("TruncationMode", mode or settings.yoco_prefill_truncation_mode),
             truncated_prefill_keep_tokens=keep if keep is not None else settings.yoco_prefill_keep_tokens,
         )
@@ -181,6 +190,9 @@ class EngineOptions:
         _check_choice(problems, "verification", self.verification, get_args(Verification))
         _check_choice(problems, "truncated_prefill", self.truncated_prefill, (None, *get_args(TruncationMode)))
         _check_choice(problems, "batch_invariant", self.batch_invariant, (None, True, False))
+        _check_choice(problems, "async_scheduling", self.async_scheduling, (None, True, False))
+        if self.engine_type == "prompt" and self.async_scheduling is True:
+            problems.append("engine_type='prompt' has no decode step to plan ahead; leave async_scheduling unset")
         for name in ("enable_chunked_prefill", "stop_preempted_requests"):
             _check_choice(problems, name, getattr(self, name), (True, False))
         if self.numerics == "served" and self.dtype in ("float32", "float64"):

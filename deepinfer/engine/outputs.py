@@ -125,6 +125,26 @@ class RowRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTimes:
+    """What an engine's steps cost so far, in seconds.
+
+    Attributes:
+        called_s: in calls of ``Engine.step``.
+        waited_s: the part of it in which the host waited for the device; the rest is the host's own work.
+        device_s: the device's work of the steps that were read; None where the driver does not measure it.
+    """
+
+    called_s: float
+    waited_s: float
+    device_s: float | None
+
+    @property
+    def host_s(self) -> float:
+        """The host's own work."""
+        return self.called_s - self.waited_s
+
+
+@dataclass(frozen=True, slots=True)
 class StepRecord:
     """What a step did: "prefill", "decode" or "empty", and its rows in scheduled order."""
 

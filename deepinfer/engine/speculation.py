@@ -102,11 +102,17 @@ class Speculation:
         if step.kind != "decode":
             return inputs, drafts
         layout = inputs.layout
-        place_T = layout.position_T - layout.cached_R[layout.request_T]
+        # A draft without a position of its own is none: a step that was planned ahead has rows that turn out too many.
+        drafts = drafts.where(layout.valid_T, layout.row_starts_R1)
+        place_T = torch.arange(layout.rows, device=self._device) - layout.row_starts_R1[layout.request_T]
         draft_T = drafts.input_ids()[layout.request_T, (place_T - 1).clamp(min=0)]
         ids_T = torch.where(place_T > 0, draft_T, inputs.ids_T)
         valid_T = layout.valid_T & (place_T <= drafts.usable()[layout.request_T])
         return replace(inputs, ids_T=ids_T, layout=replace(layout, valid_T=valid_T)), drafts
+
+    def stored_ids(self, step: ScheduledStep) -> torch.Tensor:
+        """Return int64 [R, n], the drafts that lie ready for the requests of a step, without waiting for the device."""
+        return self._pool.gather(self._moved(step.table_row_R)).token_ids_Rn
 
     def store_context(self, taps_TA: torch.Tensor | None, layout: StepLayout, pools: CachePools) -> None:
         """Remember what the target made of rows, for the rounds to come."""
@@ -117,6 +123,7 @@ class Speculation:
         step: ScheduledStep,
         requests: Sequence[RunRequest],
         drafts: Drafts,
+        layout: StepLayout,
         pools: CachePools,
     ) -> VerifiedStep:
         """Judge the drafts and draft the next ones, without waiting for the device.
@@ -126,6 +133,7 @@ class Speculation:
             step: the step.
             requests: what its rows want.
             drafts: what :meth:`fill_in` gave.
+            layout: the layout that was run: where each request really stands.
             pools: the caches.
         """
         verification = build_verification_step(requests, self._device, keying=self.policy.keying)
@@ -134,14 +142,15 @@ class Speculation:
             return verified
         accepted_R, status_R = verified.verdicts.accepted_R, verified.verdicts.status_R
         # A decode step verifies from its newest token on; all rows of a prompt are verified.
-        verified_R = step.k_R if step.kind == "prefill" else step.cached_R + 1
+        rows_R = layout.row_starts_R1.diff()
+        verified_R = layout.cached_R + (rows_R if step.kind == "prefill" else 1)
         settings = verification.sampling.rows.select(verification.first_row_R)
         first_draft_R = settings.streams_B + int(self.policy.keying) * (accepted_R + 1)
         slots_R = self._moved(step.table_row_R)
         newest = Newest(
             token_ids_R=verified.verdicts.token_ids_Rm.gather(1, accepted_R[:, None])[:, 0],
             block=DraftBlock(
-                context_R=self._moved(verified_R.astype(np.int64)) + accepted_R,
+                context_R=verified_R + accepted_R,
                 state_slots_R=slots_R,
                 # A truncated prefill keeps more rows than a window holds.
                 window_start_R=torch.zeros_like(slots_R),

@@ -13,15 +13,18 @@ import torch
 from deepinfer.accelerator import AcceleratorDriver, Ops
 from deepinfer.accelerator.batch import StepLayout
 from deepinfer.cache.pools import CachePools
+from deepinfer.engine.continuation import Continuation
 from deepinfer.engine.options import EngineOptions
+from deepinfer.engine.readback import Readback, Results, ToHost, on_host
 from deepinfer.engine.speculation import Speculation
-from deepinfer.engine.step_inputs import build_step_inputs
-from deepinfer.model.transformer import GivenEmbeddings, Transformer
+from deepinfer.engine.step_inputs import StepInputs, build_step_inputs
+from deepinfer.model.transformer import GivenEmbeddings, Hidden, Transformer
 from deepinfer.model.truncation import Truncation, TruncationMode, truncate
+from deepinfer.sampling.draft_pool import Drafts
 from deepinfer.sampling.prompt import ROWS_PER_PIECE, PromptLogProbabilities
 from deepinfer.sampling.rows import RowRequest, build_sampling_step
-from deepinfer.sampling.sampler import Sampler
-from deepinfer.sampling.verification import RunRequest, VerifiedRun
+from deepinfer.sampling.sampler import SampledStep, Sampler
+from deepinfer.sampling.verification import RunRequest, VerifiedRun, VerifiedStep
 from deepinfer.scheduling.step import CopyPair, ScheduledStep
 
 
@@ -51,6 +54,23 @@ class RowExtras:
     embeddings_PD: torch.Tensor | None = None
     prompt_log_probabilities: PromptLogProbabilities | None = None
     logits: LogitsRequest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """A step that has passed the layers, and waits to be sampled.
+
+    Attributes:
+        inputs: what it ran.
+        hidden: what it left.
+        last_row_R: int64 [R], the row of each request that is sampled.
+        drafts: what its rows verify; None without drafts.
+    """
+
+    inputs: StepInputs
+    hidden: Hidden
+    last_row_R: torch.Tensor
+    drafts: Drafts | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +123,7 @@ class Worker:
         self._driver = driver
         self._ops = ops
         self._sampler = Sampler(ops.sampling)
+        self._continuation: Continuation | None = None
 
     @property
     def device(self) -> torch.device:
@@ -134,38 +155,98 @@ class Worker:
                 the first in a decode step.
             extras: what each request wants beyond tokens.
         """
-        layout = self.pools.layout
-        inputs = build_step_inputs(step, block_size=layout.block_size, ring=layout.ring, device=self.device)
-        speculation = self.speculation
         with torch.inference_mode():
-            if speculation is not None:
-                inputs, drafts = speculation.fill_in(step, inputs)
-            tokens_TG = self._transformer.ngram_tokens(inputs.ids_T, inputs.history_RG, inputs.layout)
-            embeddings = self._given_embeddings(step, extras, inputs.layout.image_T)
-            truncation = self._prefill.truncation(step, inputs.layout)
-            hidden = self._transformer.forward(
-                inputs.ids_T,
-                tokens_TG,
-                inputs.layout,
-                self.pools,
-                embeddings,
-                with_taps=speculation is not None and speculation.needs_taps,
-                truncation=truncation,
-            )
-            last_row_R = inputs.last_row_R if truncation is None else truncation.last_row_R
-            if speculation is None:
-                logits_RV = self._project(hidden.hidden_TD.index_select(0, last_row_R))
-                sampled = self._sampler.sample(logits_RV, build_sampling_step(_plain(requests), self.device))
-                self._fill_extras(step, extras, hidden.hidden_TD)
-                return [VerifiedRun((row,), 0) for row in sampled.read()]
-            speculation.store_context(
-                hidden.taps_TA, inputs.layout if truncation is None else truncation.step, self.pools
-            )
+            forwarded = self._forward(step, extras, self._inputs(step))
+            return Readback(self._sample(forwarded, step, requests, extras)).runs()
+
+    def begin(self, step: ScheduledStep, extras: Sequence[RowExtras]) -> Forwarded:
+        """Execute a step's copies and run its rows through the layers; what was assumed is put right first.
+
+        Asynchronous scheduling runs this and :meth:`finish` on the device's queue. Nothing waits for the device in a
+        decode step.
+        """
+        self.copy(step)
+        with torch.inference_mode():
+            inputs = self._inputs(step)
+            if self._continuation is not None:
+                inputs = self._continuation.corrected(step, inputs)
+            return self._forward(step, extras, inputs)
+
+    def finish(
+        self,
+        begun: Forwarded,
+        step: ScheduledStep,
+        requests: Sequence[RunRequest],
+        extras: Sequence[RowExtras],
+        to_host: ToHost,
+    ) -> Results:
+        """Sample a step that has begun, and draft; where each request stands is remembered for the next step."""
+        with torch.inference_mode():
+            result = self._sample(begun, step, requests, extras)
+            if step.kind == "decode":
+                self._remember(begun.inputs, result)
+            drafts = None if self.speculation is None else self.speculation.stored_ids(step)
+            return on_host(Readback(result, drafts), to_host)
+
+    def _remember(self, inputs: StepInputs, result: SampledStep | VerifiedStep) -> None:
+        if self._continuation is None:
+            num_slots = len(self.pools.slot_bytes_Zb)
+            self._continuation = Continuation.empty(num_slots, inputs.history_RG.shape[1], self.device)
+        if isinstance(result, VerifiedStep):
+            accepted_R = result.verdicts.accepted_R
+            token_ids_R = result.verdicts.token_ids_Rm.gather(1, accepted_R[:, None])[:, 0]
+        else:
+            token_ids_R = result.tokens.token_ids_B
+            accepted_R = torch.zeros_like(token_ids_R)
+        self._continuation.store(inputs, token_ids_R, accepted_R)
+
+    def _inputs(self, step: ScheduledStep) -> StepInputs:
+        layout = self.pools.layout
+        return build_step_inputs(step, block_size=layout.block_size, ring=layout.ring, device=self.device)
+
+    def _forward(self, step: ScheduledStep, extras: Sequence[RowExtras], inputs: StepInputs) -> Forwarded:
+        speculation = self.speculation
+        drafts = None
+        if speculation is not None:
+            inputs, drafts = speculation.fill_in(step, inputs)
+        tokens_TG = self._transformer.ngram_tokens(inputs.ids_T, inputs.history_RG, inputs.layout)
+        embeddings = self._given_embeddings(step, extras, inputs.layout.image_T)
+        truncation = self._prefill.truncation(step, inputs.layout)
+        hidden = self._transformer.forward(
+            inputs.ids_T,
+            tokens_TG,
+            inputs.layout,
+            self.pools,
+            embeddings,
+            with_taps=speculation is not None and speculation.needs_taps,
+            truncation=truncation,
+        )
+        if speculation is not None:
+            kept = inputs.layout if truncation is None else truncation.step
+            speculation.store_context(hidden.taps_TA, kept, self.pools)
+        last_row_R = inputs.last_row_R if truncation is None else truncation.last_row_R
+        return Forwarded(inputs, hidden, last_row_R, drafts)
+
+    def _sample(
+        self,
+        forwarded: Forwarded,
+        step: ScheduledStep,
+        requests: Sequence[RunRequest],
+        extras: Sequence[RowExtras],
+    ) -> SampledStep | VerifiedStep:
+        hidden_TD = forwarded.hidden.hidden_TD
+        result: SampledStep | VerifiedStep
+        if self.speculation is None or forwarded.drafts is None:
+            logits_RV = self._project(hidden_TD.index_select(0, forwarded.last_row_R))
+            result = self._sampler.sample(logits_RV, build_sampling_step(_plain(requests), self.device))
+        else:
             is_prompt = step.kind == "prefill"
-            judged_BD = hidden.hidden_TD.index_select(0, last_row_R) if is_prompt else hidden.hidden_TD
-            verified = speculation.verify_and_draft(self._project(judged_BD), step, requests, drafts, self.pools)
-            self._fill_extras(step, extras, hidden.hidden_TD)
-            return verified.read()
+            judged_BD = hidden_TD.index_select(0, forwarded.last_row_R) if is_prompt else hidden_TD
+            result = self.speculation.verify_and_draft(
+                self._project(judged_BD), step, requests, forwarded.drafts, forwarded.inputs.layout, self.pools
+            )
+        self._fill_extras(step, extras, hidden_TD)
+        return result
 
     def _project(self, hidden_BD: torch.Tensor) -> torch.Tensor:
         return self._transformer.logits(hidden_BD).to(torch.float32)

@@ -8,7 +8,7 @@ Legend: P slots, R requests, n drafts a request, K kept tokens of a draft's dist
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -35,6 +35,20 @@ class Drafts:
     def usable(self) -> torch.Tensor:
         """Return int64 [R]: how many drafts come before a request's first placeholder."""
         return (self.token_ids_Rn >= 0).to(torch.int64).cumprod(-1).sum(-1)
+
+    def where(self, valid_T: torch.Tensor, row_starts_R1: torch.Tensor) -> Drafts:
+        """Return the drafts, with placeholders in the places of those whose row in a step is invalid.
+
+        Args:
+            valid_T: bool [T].
+            row_starts_R1: int64 [R + 1], first row of each request; its drafts stand behind that row. Drafts beyond a
+                request's rows are left as they are.
+        """
+        if not valid_T.shape[0]:
+            return self
+        row_Rn = row_starts_R1[:-1, None] + torch.arange(1, self.token_ids_Rn.shape[1] + 1, device=valid_T.device)
+        is_lost_Rn = (row_Rn < row_starts_R1[1:, None]) & ~valid_T[row_Rn.clamp(max=valid_T.shape[0] - 1)]
+        return replace(self, token_ids_Rn=torch.where(is_lost_Rn, PLACEHOLDER, self.token_ids_Rn))
 
     def input_ids(self) -> torch.Tensor:
         """Return the drafts as ids that may be embedded; places from the first placeholder on hold 0.

@@ -50,7 +50,6 @@ class Commit:
         self, step: ScheduledStep, token_ids_R: NDArray[np.int64], failures: Mapping[int, RowFailure]
     ) -> StepCommit:
         """Commit one sampled token per row, except for rows that failed, are unfinished chunks, or changed hands."""
-        _refuse_misfit(step, token_ids_R.shape, failures)
         running = self._roster.running
         if not failures and running.is_unchanged_since(step.table_row_R):
             return self._commit_running(step, token_ids_R, running)
@@ -63,7 +62,6 @@ class Commit:
 
         A request that fails keeps the tokens of its run, and ends behind them unless one of them ends it.
         """
-        _refuse_misfit(step, (len(runs),), failures)
         table = self._memory.table
         is_valid_R = table.epoch.take(step.table_row_R) == step.epoch_R
         is_finished_R = np.zeros(step.num_requests, dtype=np.bool_)
@@ -208,7 +206,8 @@ class Commit:
         return self._roster.end(sequence, Status.FINISHED_STOPPED, stop_reason=None if is_eos else token_id)
 
 
-def _refuse_misfit(step: ScheduledStep, shape: tuple[int, ...], failures: Mapping[int, RowFailure]) -> None:
+def refuse_misfit(step: ScheduledStep, shape: tuple[int, ...], failures: Mapping[int, RowFailure]) -> None:
+    """Raise InvariantError unless a result and its failures have the rows of their step."""
     if shape != (step.num_requests,):
         raise InvariantError(f"step {step.number} has {step.num_requests} rows, but its result has shape {list(shape)}")
     if not failures:

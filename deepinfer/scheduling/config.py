@@ -39,6 +39,8 @@ class SchedulerConfig:
         history_tokens: token ids before the first new row that a step carries for the n-gram memory.
         num_speculative_tokens: drafts that a decode step verifies for each request: so many rows beside its newest
             token's, where the model and the cache have positions for them.
+        async_scheduling: a decode step may be planned while the one before it is in flight, whose result then counts
+            as if all its drafts were accepted; memory goes back when no launched step can touch it.
     """
 
     num_blocks: int
@@ -58,6 +60,7 @@ class SchedulerConfig:
     chunk_align: int = 1
     history_tokens: int = 3
     num_speculative_tokens: int = 0
+    async_scheduling: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what cannot be served, naming every problem."""
@@ -118,6 +121,8 @@ class SchedulerConfig:
         if self.engine_type not in tuple(EngineType):
             known = ", ".join(repr(kind.value) for kind in EngineType)
             problems.append(f"engine_type {self.engine_type!r} is unknown: choose one of {known}")
+        if self.engine_type == EngineType.PROMPT and self.async_scheduling:
+            problems.append("engine_type 'prompt' has no decode step to plan ahead: set async_scheduling=False")
         if self.block_size % 2:
             problems.append(f"block_size must be even (ratio-2 entries hold two positions), got {self.block_size}")
         if self.engine_type == EngineType.COMPLETION and not self.stop_preempted_requests:

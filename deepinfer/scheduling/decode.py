@@ -14,6 +14,7 @@ from deepinfer.scheduling.preemption import Preemption
 from deepinfer.scheduling.roster import Roster
 from deepinfer.scheduling.sequence import Sequence
 from deepinfer.scheduling.states import Status
+from deepinfer.scheduling.step import ScheduledStep
 
 
 class DecodeSelection:
@@ -25,29 +26,42 @@ class DecodeSelection:
         self._roster = roster
         self._preemption = preemption
 
-    def serve_running(self) -> None:
-        """Settle who runs in the step, which is everybody who then is running; each owns every block it writes."""
+    def serve_running(self, in_flight: ScheduledStep | None = None) -> bool:
+        """Settle who runs in the step, which is everybody who then is running; each owns every block it writes.
+
+        Args:
+            in_flight: the decode step whose result is not known yet; it counts as if all its drafts were accepted.
+
+        Returns:
+            False if somebody would have to lose memory while a step is in flight: commit it and ask again.
+        """
         self._seat_prompted()
         running = self._roster.running
         drafts = self._config.num_speculative_tokens
-        if drafts:
-            self._memory.look_ahead_to(running.row_numbers(), drafts)
+        if drafts or self._config.async_scheduling:
+            rows_R = running.row_numbers()
+            self._memory.look_ahead_to(rows_R, drafts, in_flight)
+            if self._config.async_scheduling and in_flight is None:
+                self._memory.give_back_surplus(rows_R)
             running.invalidate()
         running.refresh()
         short = running.short_of_blocks()
         if not len(short) or running.try_growing_by_one_block(
             short, self._memory.blocks, self._config.num_usable_blocks
         ):
-            return
+            return True
         shortage = self._memory.shortage(running.rows_R.take(short))
         if self._is_served_by_free_blocks(shortage):
             self._memory.grow(shortage)
+        elif in_flight is not None:
+            return False
         elif drafts:
             self._serve_with_fewer_drafts(drafts)
         else:
             self._serve_one_by_one()
         running.invalidate()
         running.refresh()
+        return True
 
     def _seat_prompted(self) -> None:
         if not self._roster.num_prompted:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, abc
 from collections.abc import Iterator
 
 from deepinfer.errors import InvariantError
@@ -11,10 +11,10 @@ from deepinfer.scheduling.roster import Roster
 from deepinfer.scheduling.sequence import Sequence
 from deepinfer.scheduling.states import ALLOWED_PLACES, Place
 from deepinfer.scheduling.step import ScheduledStep
-from deepinfer.scheduling.table import NO_ROW
+from deepinfer.scheduling.table import NO_ROW, NOT_RUN
 
 
-def check(memory: Memory, roster: Roster, in_flight: ScheduledStep | None, block_size: int) -> None:
+def check(memory: Memory, roster: Roster, in_flight: abc.Sequence[ScheduledStep], block_size: int) -> None:
     """Raise InvariantError naming every disagreement; O(all owned blocks)."""
     memory.blocks.check_invariants()
     memory.slots.check_invariants()
@@ -56,8 +56,9 @@ def _queue_problems(roster: Roster) -> Iterator[str]:
 
 def _ownership_problems(memory: Memory, roster: Roster) -> Iterator[str]:
     table = memory.table
-    slot_owners = Counter(memory.slot_copies.sources)
-    block_owners = Counter(memory.block_copies.sources)
+    held = memory.flights.held
+    slot_owners = Counter([*memory.slot_copies.sources, *held.slots])
+    block_owners = Counter([*memory.block_copies.sources, *held.blocks])
     for row, occupant in enumerate(table.occupant.tolist()):
         if occupant is None:
             if table.num_blocks[row] or table.computed[row] or table.block_table_ZN[row].any():
@@ -111,18 +112,22 @@ def _progress_problems(memory: Memory, sequence: Sequence, block_size: int) -> I
         yield f"{name!r} would feed token {fed}, its newest is {newest}"
 
 
-def _flight_problems(memory: Memory, roster: Roster, in_flight: ScheduledStep | None, block_size: int) -> Iterator[str]:
+def _flight_problems(
+    memory: Memory, roster: Roster, in_flight: abc.Sequence[ScheduledStep], block_size: int
+) -> Iterator[str]:
     flying = set()
-    if in_flight is not None:
-        rows = in_flight.table_row_R
-        for index, row in enumerate(rows.tolist()):
-            if memory.table.epoch[row] != in_flight.epoch_R[index]:
+    for step in in_flight:
+        for index, row in enumerate(step.table_row_R.tolist()):
+            if memory.table.epoch[row] != step.epoch_R[index]:
                 continue
-            sequence = in_flight.sequences[index]
+            sequence = step.sequences[index]
             flying.add(sequence.request_id)
-            planned = sequence.length + int(memory.table.look_ahead[row])
-            if in_flight.k_R[index] > min(planned, sequence.num_blocks * block_size):
-                yield f"{sequence.request_id!r} is scheduled to position {in_flight.k_R[index]}, beyond what it owns"
+            owned = sequence.num_blocks * block_size
+            # The look-ahead is that of the step that was planned last, which may be a younger one, or have left it out.
+            is_newest = step is in_flight[-1] and memory.table.drafts[row] != NOT_RUN
+            planned = sequence.length + int(memory.table.look_ahead[row]) if is_newest else owned
+            if step.k_R[index] > min(planned, owned):
+                yield f"{sequence.request_id!r} is scheduled to position {step.k_R[index]}, beyond what it owns"
     for sequence in roster:
         if sequence.place is Place.IN_FLIGHT and sequence.request_id not in flying:
             yield f"{sequence.request_id!r} is in flight, but in no step"

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from deepinfer.cache.blocks import BlockId, BlockPool, blocks_for
 from deepinfer.scheduling.config import SchedulerConfig
 from deepinfer.scheduling.copies import CopyPair, PendingCopies
+from deepinfer.scheduling.flights import Flights
 from deepinfer.scheduling.sequence import Sequence
-from deepinfer.scheduling.table import NO_ROW, SequenceTable
+from deepinfer.scheduling.step import ScheduledStep
+from deepinfer.scheduling.table import NO_ROW, NOT_RUN, ZERO, SequenceTable
 
 
 class Shortage(NamedTuple):
@@ -43,6 +45,7 @@ class Memory:
         )
         self.block_copies = PendingCopies(self.blocks)
         self.slot_copies = PendingCopies(self.slots)
+        self.flights = Flights(self.blocks, self.slots, defers=config.async_scheduling)
 
     def blocks_of_whole(self, sequence: Sequence) -> int:
         """Return the blocks that hold every position of ``sequence``."""
@@ -64,7 +67,10 @@ class Memory:
             self.table.add_blocks(sequence.row, self.blocks.allocate_many(missing))
 
     def release(self, sequence: Sequence) -> None:
-        """Take back everything that ``sequence`` owns, its blocks from the last to the first; harmless if nothing."""
+        """Take back everything that ``sequence`` owns, its blocks from the last to the first; harmless if nothing.
+
+        What a launched step may still touch becomes free when that step has completed.
+        """
         row = sequence.row
         if row == NO_ROW:
             return
@@ -73,9 +79,8 @@ class Memory:
             self.block_copies.drop(blocks)
         if self.slot_copies:
             self.slot_copies.drop([row])
-        self.blocks.free_table(blocks)
         self.table.empty(row)
-        self.slots.free(BlockId(row))
+        self.flights.give_back(blocks, BlockId(row))
 
     def shortage(self, rows: NDArray[np.int64]) -> Shortage:
         """Return which of ``rows`` do not own every block that their next decode step may write."""
@@ -97,14 +102,45 @@ class Memory:
         for row, count in zip(rows.tolist(), blocks.tolist(), strict=True):
             self.table.add_blocks(row, self.blocks.allocate_many(count))
 
-    def look_ahead_to(self, rows_R: NDArray[np.int64], drafts: int) -> None:
-        """Note that the next step of each row verifies so many drafts, as far as there are positions for them."""
-        room_R = self._config.most_positions - self.table.length.take(rows_R)
-        self.table.look_ahead[rows_R] = np.clip(room_R, 0, drafts)
+    def look_ahead_to(self, rows_R: NDArray[np.int64], drafts: int, in_flight: ScheduledStep | None = None) -> None:
+        """Note what the next step of each row computes beside its newest token, as far as there are positions for it.
+
+        That is so many drafts, and before them what the step ``in_flight`` may add: the newest token may come to stand
+        so far back. How many drafts there are goes by the one token that the step in flight gives at least: where more
+        are accepted the device drops those that have no position. A row that ends with that one token is not run.
+        """
+        table, most = self.table, self._config.most_positions
+        length_R = table.length.take(rows_R)
+        if in_flight is None:
+            table.in_flight[rows_R] = 0
+            table.look_ahead[rows_R] = table.drafts[rows_R] = np.clip(most - length_R, 0, drafts)
+            return
+        in_flight_Z = np.zeros_like(table.in_flight)
+        is_current_Q = table.epoch.take(in_flight.table_row_R) == in_flight.epoch_R
+        in_flight_Z[in_flight.table_row_R[is_current_Q]] = in_flight.q_R[is_current_Q]
+        in_flight_R = in_flight_Z.take(rows_R)
+        flies_R = in_flight_R > ZERO
+        least_R = length_R + flies_R
+        is_over_R = flies_R & ((least_R > most) | (length_R >= table.final_position.take(rows_R)))
+        drafts_R = np.clip(most - least_R, 0, drafts)
+        drafts_R = np.where(is_over_R, NOT_RUN, drafts_R)
+        # A row that is not run keeps what the step in flight computes: NOT_RUN is -1.
+        beside_R = in_flight_R + np.where(is_over_R, NOT_RUN, drafts)
+        table.in_flight[rows_R] = in_flight_R
+        table.drafts[rows_R] = drafts_R
+        table.look_ahead[rows_R] = np.where(flies_R, np.minimum(beside_R, most - length_R), drafts_R)
+
+    def give_back_surplus(self, rows_R: NDArray[np.int64]) -> None:
+        """Take back blocks behind all that the next step of each row computes: the step before was planned longer."""
+        length_R, look_ahead_R, capacity_R = self.table.growth_columns(rows_R)
+        needed_R = -(-(length_R + look_ahead_R) // self._config.block_size)
+        surplus = (needed_R * self._config.block_size < capacity_R).nonzero()[0]
+        for row, needed in zip(rows_R.take(surplus).tolist(), needed_R.take(surplus).tolist(), strict=True):
+            self.flights.give_back(self.table.take_blocks_from(row, needed), None)
 
     def give_up_look_ahead(self, rows_R: NDArray[np.int64]) -> None:
         """Take back the blocks that hold drafts alone; what rejected drafts left in them nobody reads."""
-        self.table.look_ahead[rows_R] = 0
+        self.table.look_ahead[rows_R] = self.table.drafts[rows_R] = 0
         for row in rows_R.tolist():
             needed = blocks_for(int(self.table.length[row]), self._config.block_size)
             if needed < self.table.num_blocks[row]:
@@ -119,7 +155,7 @@ class Memory:
             missing = blocks_for(length + wanted, size) - int(table.num_blocks[row])
             if missing > 0 and (given := min(missing, self.blocks.num_free)):
                 table.add_blocks(row, self.blocks.allocate_many(given))
-            table.look_ahead[row] = min(wanted, int(table.capacity[row]) - length)
+            table.look_ahead[row] = table.drafts[row] = min(wanted, int(table.capacity[row]) - length)
 
     def try_fork(self, parent: Sequence, child: Sequence) -> bool:
         """Give ``child`` what ``parent`` has computed, or nothing when a block or a state slot for it is not free.
@@ -152,4 +188,9 @@ class Memory:
 
     def take_copies(self) -> tuple[tuple[CopyPair, ...], tuple[CopyPair, ...]]:
         """Hand out the block and state slot copies that must run before the step that is being scheduled."""
+        if self.block_copies or self.slot_copies:
+            self.flights.keep_for_next(
+                [BlockId(source) for source in self.block_copies.sources],
+                [BlockId(source) for source in self.slot_copies.sources],
+            )
         return self.block_copies.take(), self.slot_copies.take()

@@ -39,7 +39,9 @@ class RunningBatch:
         rows_R: the rows; another array whenever other requests run.
         sequences, request_ids, epoch_R, state_slot_R: whose rows they are, in which occupation.
         length_R: tokens, the newest included; the newest is what the next step computes.
-        look_ahead_R: drafts that the next step verifies.
+        look_ahead_R: positions in flight and drafts that the next step computes beside the newest token's.
+        drafts_R: drafts that the next step verifies, or NOT_RUN.
+        in_flight_R: tokens that the step in flight gives if all its drafts are accepted.
         eos_token_id_R, final_position_R: when they end.
         one_R, nothing_R, everything_R: as many ones, falses, trues as there are rows.
     """
@@ -51,6 +53,8 @@ class RunningBatch:
     state_slot_R: NDArray[np.int32]
     length_R: NDArray[np.int64]
     look_ahead_R: NDArray[np.int64]
+    drafts_R: NDArray[np.int64]
+    in_flight_R: NDArray[np.int64]
     eos_token_id_R: NDArray[np.int64]
     final_position_R: NDArray[np.int64]
     one_R: NDArray[np.int32]
@@ -219,6 +223,8 @@ class RunningBatch:
         self.epoch_R = columns.epoch
         self.length_R = columns.length
         self.look_ahead_R = columns.look_ahead
+        self.drafts_R = columns.drafts
+        self.in_flight_R = columns.in_flight
         self.eos_token_id_R = columns.eos_token_id
         self.final_position_R = columns.final_position
         self._next_cell_R = columns.next_cell

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from deepinfer.errors import ArgumentError, InvariantError
 from deepinfer.scheduling import forking, invariants
 from deepinfer.scheduling.admission import Admission
-from deepinfer.scheduling.commit import Commit, RowFailure
+from deepinfer.scheduling.commit import Commit, RowFailure, refuse_misfit
 from deepinfer.scheduling.config import EngineType, SchedulerConfig
 from deepinfer.scheduling.decode import DecodeSelection
 from deepinfer.scheduling.memory import Memory
@@ -27,7 +27,10 @@ _NO_FAILURES: Mapping[int, RowFailure] = {}
 
 
 class Scheduler:
-    """Chooses the next step, and commits its result; one step is in flight at most.
+    """Chooses the next step, and commits its result.
+
+    One step is in flight at most; with asynchronous scheduling a second one while ``schedule`` has been called and the
+    result of the first has not been committed.
 
     Bounded progress: on one rank whose blocks are all its own, each ``schedule`` that finds unfinished requests
     gives a step with rows or ends a request, and each step with rows computes at least one position.
@@ -44,7 +47,6 @@ class Scheduler:
         self._decode = DecodeSelection(config, self.memory, self.roster, self._preemption)
         self._commit = Commit(self.memory, self.roster, self._admission)
         self._builder = StepBuilder(self.memory)
-        self._in_flight: ScheduledStep | None = None
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -101,7 +103,7 @@ class Scheduler:
         child = forking.child_of(parent, child_id, stop_rules)
         self.roster.register(child)
         child.root_arrival = parent.root_arrival
-        may_share = self._in_flight is None and forking.may_overtake(self.config, self.roster)
+        may_share = self._is_settled_enough_to_fork() and forking.may_overtake(self.config, self.roster)
         has_state = may_share and self.memory.try_fork(parent, child)
         forking.enqueue_child(parent, child, self.config, self.roster, has_state=has_state)
         return child
@@ -129,13 +131,20 @@ class Scheduler:
 
     # --- steps --------------------------------------------------------------------------------------------------
 
-    def schedule(self) -> ScheduledStep:
-        """Choose the next step and the memory for it; the step before must have been committed or cancelled."""
-        if self._in_flight is not None:
-            raise InvariantError(f"step {self._in_flight.number} is in flight: commit or cancel it first")
-        step = self._choose_step()
+    def schedule(self, settle: Callable[[], object] | None = None) -> ScheduledStep:
+        """Choose the next step and the memory for it.
+
+        Args:
+            settle: commits the step in flight. It is called where the step cannot be planned without that one's result:
+                before a prompt step, and before anybody would lose memory for want of blocks. None: nothing may be in
+                flight.
+        """
+        in_flight = self.memory.flights.newest
+        if in_flight is not None and (settle is None or in_flight.kind != "decode"):
+            raise InvariantError(f"step {in_flight.number} is in flight: commit or cancel it first")
+        step = self._choose_step(settle)
         if step.kind != "empty":
-            self._in_flight = step
+            self.memory.flights.open(step)
         return step
 
     def commit(
@@ -145,10 +154,9 @@ class Scheduler:
         failures: Mapping[int, RowFailure] = _NO_FAILURES,
     ) -> StepCommit:
         """Apply the sampled tokens of ``step``, one per row; ``failures`` says which rows have none, and why."""
-        self._refuse_unless_in_flight(step)
-        result = self._commit.apply(step, np.array(token_ids_R, dtype=np.int64), failures)
-        self._in_flight = None
-        return result
+        tokens_R = np.array(token_ids_R, dtype=np.int64)
+        self._land(step, tokens_R.shape, failures)
+        return self._commit.apply(step, tokens_R, failures)
 
     def commit_runs(
         self,
@@ -157,23 +165,35 @@ class Scheduler:
         failures: Mapping[int, RowFailure] = _NO_FAILURES,
     ) -> StepCommit:
         """Apply what each row of ``step`` emitted: accepted drafts, then a token; rows that fail may lack the last."""
-        self._refuse_unless_in_flight(step)
-        result = self._commit.apply_runs(step, runs, failures)
-        self._in_flight = None
-        return result
+        self._land(step, (len(runs),), failures)
+        return self._commit.apply_runs(step, runs, failures)
 
     def current_rows(self, step: ScheduledStep) -> NDArray[np.bool_]:
         """Return, for each row of ``step``, whether its result still belongs to the request it was computed for."""
         is_current_R: NDArray[np.bool_] = self.memory.table.epoch.take(step.table_row_R) == step.epoch_R
         return is_current_R
 
+    def due_rows(self, step: ScheduledStep) -> NDArray[np.bool_]:
+        """Return, for each row of ``step``, whether its request is to get a token from it.
+
+        Not from an unfinished chunk, and not where more drafts of the step before were accepted than there are
+        positions: the step was planned for fewer, and the request has outgrown the cache.
+        """
+        is_due_R: NDArray[np.bool_] = self.memory.table.length.take(step.table_row_R) <= step.k_R
+        return is_due_R & self.current_rows(step)
+
+    def lengths(self, step: ScheduledStep) -> list[int]:
+        """Return the tokens of each request of ``step``; of one that has ended, what its row was planned for."""
+        length_R = np.where(self.current_rows(step), self.memory.table.length.take(step.table_row_R), step.cached_R + 1)
+        lengths: list[int] = length_R.tolist()
+        return lengths
+
     def cancel(self, step: ScheduledStep) -> None:
         """Give up a step whose result will never come: what it may have half written is recomputed.
 
-        That is the memory of its requests, and of the forks whose copies it carried.
+        That is the memory of its requests, and of the forks whose copies it carried. Nothing of the step may still run.
         """
-        self._refuse_unless_in_flight(step)
-        self._in_flight = None
+        self.memory.flights.close(step)
         lost = [
             sequence
             for sequence, epoch in zip(step.sequences, step.epoch_R.tolist(), strict=True)
@@ -218,15 +238,16 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Raise InvariantError, naming everything that is wrong, unless all books agree."""
-        invariants.check(self.memory, self.roster, self._in_flight, self.config.block_size)
+        invariants.check(self.memory, self.roster, self.memory.flights.steps, self.config.block_size)
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def _choose_step(self) -> ScheduledStep:
+    def _choose_step(self, settle: Callable[[], object] | None) -> ScheduledStep:
         kind = self.config.engine_type
         if kind is EngineType.PROMPT:
             return self._try_prompt_step() or self._builder.empty_step("prefill")
         if kind is EngineType.NORMAL and self._group_tries_prefill():
+            self._settle(settle)
             step = self._try_prompt_step()
             # Agreement to try is not admission: an empty prompt step of the whole group would restart the count,
             # invite the next empty attempt, and keep the running requests from ever advancing.
@@ -234,13 +255,19 @@ class Scheduler:
                 self.clock.count_prompt_step()
                 return step or self._builder.empty_step("prefill")
         self.clock.count_decode_step()
-        self._decode.serve_running()
+        if not self._decode.serve_running(self.memory.flights.newest):
+            self._settle(settle)
+            self._decode.serve_running()
         running = self.roster.running
         if not len(running):
             return self._builder.empty_step("decode")
-        if self.config.num_speculative_tokens:
-            return self._builder.verifying_step(running)
+        if self.config.num_speculative_tokens or self.config.async_scheduling:
+            return self._builder.planned_step(running)
         return self._builder.decode_step(running)
+
+    def _settle(self, settle: Callable[[], object] | None) -> None:
+        if settle is not None and self.memory.flights.newest is not None:
+            settle()
 
     def _group_tries_prefill(self) -> bool:
         can_decode = self.roster.num_running + self.roster.num_prompted > 0
@@ -250,6 +277,20 @@ class Scheduler:
         chunks = self._admission.choose_chunks()
         return self._builder.prompt_step(chunks) if chunks else None
 
-    def _refuse_unless_in_flight(self, step: ScheduledStep) -> None:
-        if step.kind != "empty" and step is not self._in_flight:
+    def _is_settled_enough_to_fork(self) -> bool:
+        """Say whether a child can share its parent's committed state.
+
+        A decode step in flight writes as many positions as a step may disown, and the child's copies are made before
+        the step after it: what the child reads is still there. A second step would write over it.
+        """
+        steps = self.memory.flights.steps
+        return not steps or (self.config.async_scheduling and len(steps) == 1 and steps[0].kind == "decode")
+
+    def _land(self, step: ScheduledStep, shape: tuple[int, ...], failures: Mapping[int, RowFailure]) -> None:
+        """Note that a step has completed, before its result ends requests that a younger step may still touch."""
+        steps = self.memory.flights.steps
+        if step.kind != "empty" and (not steps or step is not steps[0]):
             raise InvariantError(f"step {step.number} is not in flight: it was committed or cancelled before")
+        refuse_misfit(step, shape, failures)
+        if step.kind != "empty":
+            self.memory.flights.close(step)

@@ -41,8 +41,13 @@ class ScheduledStep:
         block_table_RB: block numbers in order of positions, padded with 0.
         is_partial_R: an unfinished prompt chunk, whose sampled token is thrown away.
         epoch_R: the occupation of the row for which this step was made.
-        input_ids_T: the new token ids, row after row; -1 in the place of a draft, whose id the worker knows.
-        history_RG: the ids before each row's first new one, nearest first; -1 where there is none or an image.
+        in_flight_R: tokens that the step before gives the request if all its drafts are accepted, where this step was
+            planned before that one's result was known; else 0. Where it is not 0, ``cached_R`` and ``k_R`` count all
+            of them, the request's ids are not known yet, and the worker puts the truth in their places.
+        input_ids_T: the new token ids, row after row; -1 in the place of a draft, or of a token that is in flight,
+            whose id the worker knows.
+        history_RG: the ids before each row's first new one, nearest first; -1 where there is none or an image, and
+            where they are in flight.
         block_copies, slot_copies: for forks.
     """
 
@@ -59,6 +64,7 @@ class ScheduledStep:
     block_table_RB: NDArray[np.int32]
     is_partial_R: NDArray[np.bool_]
     epoch_R: NDArray[np.int64]
+    in_flight_R: NDArray[np.int64]
     input_ids_T: NDArray[np.int64]
     history_RG: NDArray[np.int64]
     block_copies: tuple[CopyPair, ...]

@@ -5,13 +5,71 @@ Shapes: R requests of the step, T new positions of the step, B blocks of its lon
 
 from __future__ import annotations
 
+from collections import abc
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from deepinfer.scheduling.admission import Chunk
 from deepinfer.scheduling.memory import Memory
 from deepinfer.scheduling.running import RunningBatch
+from deepinfer.scheduling.sequence import Sequence
 from deepinfer.scheduling.step import GroupKind, ScheduledStep
-from deepinfer.scheduling.table import NO_TOKEN
+from deepinfer.scheduling.table import NO_TOKEN, ONE, ZERO
+
+
+class _Columns(NamedTuple):
+    """The columns of the rows that run."""
+
+    sequences: abc.Sequence[Sequence]
+    request_ids: list[str]
+    rows_R: NDArray[np.int64]
+    epoch_R: NDArray[np.int64]
+    state_slot_R: NDArray[np.int32]
+    length_R: NDArray[np.int64]
+    look_ahead_R: NDArray[np.int64]
+    drafts_R: NDArray[np.int64]
+    in_flight_R: NDArray[np.int64]
+    nothing_R: NDArray[np.bool_]
+    block_table_RB: NDArray[np.int32]
+    newest_GR: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, running: RunningBatch) -> _Columns:
+        """Take those of all running rows as they are, or copies without the rows that are not run."""
+        every = cls(
+            running.sequences,
+            running.request_ids,
+            running.rows_R,
+            running.epoch_R,
+            running.state_slot_R,
+            running.length_R,
+            running.look_ahead_R,
+            running.drafts_R,
+            running.in_flight_R,
+            running.nothing_R,
+            running.block_table(),
+            running.newest_tokens(),
+        )
+        numbers = (running.drafts_R >= ZERO).nonzero()[0]
+        if len(numbers) == len(running):
+            return every
+        chosen: list[int] = numbers.tolist()
+        return cls(
+            [every.sequences[number] for number in chosen],
+            [every.request_ids[number] for number in chosen],
+            every.rows_R.take(numbers),
+            every.epoch_R.take(numbers),
+            every.state_slot_R.take(numbers),
+            every.length_R.take(numbers),
+            every.look_ahead_R.take(numbers),
+            every.drafts_R.take(numbers),
+            every.in_flight_R.take(numbers),
+            every.nothing_R.take(numbers),
+            every.block_table_RB.take(numbers, axis=0),
+            every.newest_GR.take(numbers, axis=1),
+        )
 
 
 class StepBuilder:
@@ -41,40 +99,46 @@ class StepBuilder:
             block_table_RB=running.block_table(),
             is_partial_R=running.nothing_R,
             epoch_R=running.epoch_R,
+            in_flight_R=running.in_flight_R,
             input_ids_T=newest_GR[0],
             history_RG=np.ascontiguousarray(newest_GR[1:].T),
             block_copies=block_copies,
             slot_copies=slot_copies,
         )
 
-    def verifying_step(self, running: RunningBatch) -> ScheduledStep:
+    def planned_step(self, running: RunningBatch) -> ScheduledStep:
         """Return the step in which each running request computes its newest token and verifies its drafts.
 
-        The ids of the drafts lie with whoever drew them: their places hold NO_TOKEN.
+        The ids of drafts lie with whoever drew them, those of tokens in flight with whoever makes them: NO_TOKEN stands
+        in their places. Rows that are NOT_RUN are left out.
         """
+        run = _Columns.of(running)
+        if not len(run.rows_R):
+            return self.empty_step("decode")
         self._num_steps += 1
-        newest_GR = running.newest_tokens()
-        cached_R = running.length_R.astype(np.int32) - running.one_R
-        q_R = running.look_ahead_R.astype(np.int32) + running.one_R
+        k_R = (run.length_R + run.look_ahead_R).astype(np.int32)
+        q_R = (run.drafts_R + ONE).astype(np.int32)
+        flies_R = run.in_flight_R > ZERO
         input_ids_T = np.full(int(q_R.sum()), NO_TOKEN, dtype=np.int64)
-        input_ids_T[np.cumsum(q_R) - q_R] = newest_GR[0]
+        input_ids_T[np.cumsum(q_R) - q_R] = np.where(flies_R, NO_TOKEN, run.newest_GR[0])
         block_copies, slot_copies = self._memory.take_copies()
         return ScheduledStep(
             number=self._num_steps,
             kind="decode",
             group_kind="decode",
-            sequences=running.sequences,
-            request_ids=running.request_ids,
-            table_row_R=running.rows_R,
-            cached_R=cached_R,
+            sequences=run.sequences,
+            request_ids=run.request_ids,
+            table_row_R=run.rows_R,
+            cached_R=k_R - q_R,
             q_R=q_R,
-            k_R=cached_R + q_R,
-            state_slot_R=running.state_slot_R,
-            block_table_RB=running.block_table(),
-            is_partial_R=running.nothing_R,
-            epoch_R=running.epoch_R,
+            k_R=k_R,
+            state_slot_R=run.state_slot_R,
+            block_table_RB=run.block_table_RB,
+            is_partial_R=run.nothing_R,
+            epoch_R=run.epoch_R,
+            in_flight_R=run.in_flight_R,
             input_ids_T=input_ids_T,
-            history_RG=np.ascontiguousarray(newest_GR[1:].T),
+            history_RG=np.ascontiguousarray(np.where(flies_R, NO_TOKEN, run.newest_GR[1:]).T),
             block_copies=block_copies,
             slot_copies=slot_copies,
         )
@@ -108,6 +172,7 @@ class StepBuilder:
             block_table_RB=table.block_tables(rows_R, int(columns.num_blocks.max())),
             is_partial_R=np.array([chunk.is_partial for chunk in chunks], dtype=np.bool_),
             epoch_R=columns.epoch,
+            in_flight_R=np.zeros(len(rows_R), dtype=np.int64),
             input_ids_T=np.concatenate(ids),
             history_RG=np.stack(history),
             block_copies=block_copies,
@@ -133,6 +198,7 @@ class StepBuilder:
             block_table_RB=np.empty((0, 0), dtype=np.int32),
             is_partial_R=np.empty(0, dtype=np.bool_),
             epoch_R=nothing,
+            in_flight_R=nothing,
             input_ids_T=nothing,
             history_RG=np.empty((0, self._memory.table.history_tokens), dtype=np.int64),
             block_copies=(),

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 NO_ROW = 0
 NO_TOKEN = -1
+NOT_RUN = -1
+"""In the place of a number of drafts: the row is not in the coming step."""
 
 _LEAST_CELLS = 256
 """Cells for the newest tokens of a row, a power of two: its request must take them over when they are full, rarely."""
@@ -64,6 +66,8 @@ class RunningColumns(NamedTuple):
     computed: NDArray[np.int64]
     num_blocks: NDArray[np.int64]
     epoch: NDArray[np.int64]
+    drafts: NDArray[np.int64]
+    in_flight: NDArray[np.int64]
 
 
 class SequenceTable:
@@ -72,6 +76,8 @@ class SequenceTable:
     Attributes:
         look_ahead: positions in flight plus drafts that the coming step computes beside the newest token's.
         capacity: positions that the row's blocks hold.
+        drafts: how many of the look-ahead are drafts of the coming step, or NOT_RUN.
+        in_flight: tokens that the step in flight gives the row if all its drafts are accepted; 0 if it has none there.
         epoch: changes whenever the row changes hands, so that a stale result is known by number, never by request id.
         eos_token_id: the end token that ends the request, or NO_TOKEN.
         has_stop_token_ids: whether there are stop tokens besides the end token; ``num_with_stop_token_ids`` rows have.
@@ -84,7 +90,7 @@ class SequenceTable:
     def __init__(self, num_rows: int, max_blocks: int, block_size: int, history_tokens: int) -> None:
         self.history_tokens = history_tokens
         self.block_size = np.array(block_size)
-        self._numbers_CZ = np.zeros((13, num_rows), dtype=np.int64)
+        self._numbers_CZ = np.zeros((15, num_rows), dtype=np.int64)
         (
             self.num_prompt_tokens,
             row_number,
@@ -99,13 +105,15 @@ class SequenceTable:
             self.computed,
             self.num_blocks,
             self.epoch,
+            self.drafts,
+            self.in_flight,
         ) = self._numbers_CZ
         # Neighbours, so that what is read together is gathered together.
         self._serving_CZ = self._numbers_CZ[0:5]
         self._running_CZ = self._numbers_CZ[1:]
         self._growth_CZ = self._numbers_CZ[4:7]
         self._end_CZ = self._numbers_CZ[7:9]
-        self._step_CZ = self._numbers_CZ[10:]
+        self._step_CZ = self._numbers_CZ[10:13]
         row_number[:] = np.arange(num_rows)
         self.occupant: NDArray[Any] = np.full(num_rows, None, dtype=object)
         self.block_table_ZN = np.zeros((num_rows, max_blocks), dtype=np.int32)
@@ -155,6 +163,8 @@ class SequenceTable:
         self.length[row] = 0
         self.computed[row] = 0
         self.look_ahead[row] = 0
+        self.drafts[row] = 0
+        self.in_flight[row] = 0
 
     # --- blocks -------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,11 @@ def main(arguments: list[str] | None = None) -> int:
         action="store_true",
         help="compute a small model on the oracle driver instead of the quick shadow memory",
     )
+    parser.add_argument(
+        "--async-scheduling",
+        action=argparse.BooleanOptionalAction,
+        help="plan steps ahead in every life, or in none (default: half of the seeds do)",
+    )
     chosen = parser.parse_args(arguments)
     # Tiny pools are the point here; their warnings are not news.
     logger = logging.getLogger("deepinfer")
@@ -41,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
             model = make_simulated_model(Path(folder) / "model") if chosen.oracle else None
             seeds = range(chosen.seed, chosen.seed + chosen.seeds)
             for seed in tqdm(seeds, desc="living", unit="life", disable=chosen.seeds == 1):
-                report = live(seed, chosen.steps, model)
+                report = live(seed, chosen.steps, model, async_scheduling=chosen.async_scheduling)
                 reports.append(report)
                 _tell_problems(report, chosen.steps, oracle=chosen.oracle)
     except KeyboardInterrupt:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Any
 
+from deepinfer.engine.readback import Results, ToHost
 from deepinfer.engine.worker import RowExtras, Worker
 from deepinfer.errors import DeepInferError
 from deepinfer.sampling.verification import RunRequest, VerifiedRun
@@ -41,6 +43,24 @@ class FailingWorker(Worker):
         runs = super().run(step, requests, extras)
         self._fail_at(FaultPlace.AFTER)
         return runs
+
+    def begin(self, step: ScheduledStep, extras: Sequence[RowExtras]) -> Any:
+        """Begin a step, or fail before anything of it was done."""
+        self._fail_at(FaultPlace.BEFORE)
+        return super().begin(step, extras)
+
+    def finish(
+        self,
+        begun: Any,
+        step: ScheduledStep,
+        requests: Sequence[RunRequest],
+        extras: Sequence[RowExtras],
+        to_host: ToHost,
+    ) -> Results:
+        """Finish a step, or fail after everything was written and before anything was read."""
+        results = super().finish(begun, step, requests, extras, to_host)
+        self._fail_at(FaultPlace.AFTER)
+        return results
 
     def _fail_at(self, place: FaultPlace) -> None:
         if self.armed is place:

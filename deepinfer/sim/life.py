@@ -57,7 +57,14 @@ class LifeReport:
     problems: list[str] = field(default_factory=list)
 
 
-def live(seed: int, steps: int, model: Path | None = None, *, drafts: int | None = None) -> LifeReport:
+def live(
+    seed: int,
+    steps: int,
+    model: Path | None = None,
+    *,
+    drafts: int | None = None,
+    async_scheduling: bool | None = None,
+) -> LifeReport:
     """Live one life and report it; the same arguments give the same life.
 
     Args:
@@ -66,8 +73,9 @@ def live(seed: int, steps: int, model: Path | None = None, *, drafts: int | None
         model: directory made by :func:`deepinfer.sim.model.make_simulated_model`: the engine computes that model on the
             oracle driver. None: its worker is a :class:`~deepinfer.sim.shadow.ShadowWorker`, much quicker.
         drafts: drafts a step, instead of the seed's own number.
+        async_scheduling: whether steps are planned ahead, instead of the seed's own choice.
     """
-    scenario = Scenario.from_seed(seed, drafts)
+    scenario = Scenario.from_seed(seed, drafts, async_scheduling=async_scheduling)
     foretelling: Foretelling
     if model is None:
         engine, foretelling = build_shadow_engine(simulated_config(), scenario)

@@ -37,8 +37,8 @@ class Scenario:
     end_one_in: int
 
     @classmethod
-    def from_seed(cls, seed: int, drafts: int | None = None) -> Scenario:
-        """Draw a scenario; ``drafts`` replaces the drawn number of drafts, and nothing else."""
+    def from_seed(cls, seed: int, drafts: int | None = None, *, async_scheduling: bool | None = None) -> Scenario:
+        """Draw a scenario; ``drafts`` replaces the drawn number of drafts, ``async_scheduling`` the drawn mode."""
         draw = random.Random(f"scenario {seed}")
         block_size = draw.choice((2, 4, 8, 16))
         max_model_len = draw.choice((24, 48, 96))
@@ -61,12 +61,15 @@ class Scenario:
             prefill_any_attempt_interval=draw.choice((1, 5, 100)),
             seed=seed,
         )
-        # From a generator of its own, so that a seed's life is the same with drafts and without.
+        # From generators of their own, so that a seed's life is the same with drafts and without, planned ahead or not.
         speculative = random.Random(f"drafts {seed}")
         options = replace(
             options,
             num_speculative_tokens=speculative.choice((0, 0, 1, 2, 3, 4, 5)) if drafts is None else drafts,
             verification=speculative.choice(("standard", "coupled")),
+            async_scheduling=random.Random(f"async {seed}").random() < 0.5
+            if async_scheduling is None
+            else async_scheduling,
         )
         return cls(
             seed=seed,

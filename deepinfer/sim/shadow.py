@@ -10,8 +10,9 @@ Legend: R requests of a step, P positions of a request, N blocks, Z state slots.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import takewhile
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from deepinfer.cache.layout import CacheLayout
 from deepinfer.engine.build import plan_ops, scheduler_config
 from deepinfer.engine.engine import Engine
 from deepinfer.engine.memory import PoolPlan, plan_pools
+from deepinfer.engine.readback import Results, ToHost
 from deepinfer.engine.worker import RowExtras
 from deepinfer.errors import InvariantError
 from deepinfer.model.config import ModelConfig
@@ -41,11 +43,38 @@ _WINDOW_SALT = np.uint64(0x632BE59BD9B4E019)
 _GARBAGE = 7
 
 
+class _Written(NamedTuple):
+    """A step that has written its ids."""
+
+    step: ScheduledStep
+    drafts: list[list[int]]
+
+
+class _ShadowResults(NamedTuple):
+    """What a shadow step came to."""
+
+    emitted: list[VerifiedRun]
+    drafts: list[list[int]]
+
+    def runs(self) -> list[VerifiedRun]:
+        """Return what each request emits."""
+        return self.emitted
+
+    def next_drafts(self) -> list[list[int]] | None:
+        """Return the drafts of each request's next step."""
+        return self.drafts
+
+
 class ShadowWorker(FailingWorker):
     """Keeps the ids of every position where the scheduler says that its cache lies."""
 
-    def __init__(self, config: ModelConfig, layout: CacheLayout, pools: PoolPlan, rule: ShadowRule) -> None:
+    def __init__(
+        self, config: ModelConfig, layout: CacheLayout, pools: PoolPlan, rule: ShadowRule, *, drafts: int = 0
+    ) -> None:
         self.speculation = None
+        self._num_drafts = drafts
+        # What the next step of each slot begins with: positions that are computed, and the newest token.
+        self._progress: dict[int, tuple[int, int]] = {}
         self._config = config
         self._rule = rule
         self._block_size = layout.block_size
@@ -70,16 +99,76 @@ class ShadowWorker(FailingWorker):
     ) -> list[VerifiedRun]:
         """Write the step's ids, read each history back, and return the tokens that follow from it."""
         self._fail_at(FaultPlace.BEFORE)
+        drafts = self._write_all(step)
+        runs = [self._judge(step, number, drafts[number]) for number in range(step.num_requests)]
+        self._fail_at(FaultPlace.AFTER)
+        return runs
+
+    def begin(self, step: ScheduledStep, extras: Sequence[RowExtras]) -> _Written:  # noqa: ARG002
+        """Copy, and write the step's ids where each request really stands."""
+        self.copy(step)
+        self._fail_at(FaultPlace.BEFORE)
+        true_step = self._corrected(step)
+        return _Written(true_step, self._write_all(true_step))
+
+    def finish(
+        self,
+        begun: _Written,
+        step: ScheduledStep,  # noqa: ARG002  # the true one was begun
+        requests: Sequence[RunRequest],  # noqa: ARG002
+        extras: Sequence[RowExtras],  # noqa: ARG002
+        to_host: ToHost,  # noqa: ARG002
+    ) -> Results:
+        """Read each history back; what follows from it, and the drafts behind that."""
+        true_step, drafts = begun
+        runs, following = [], []
+        for number in range(true_step.num_requests):
+            run = self._judge(true_step, number, drafts[number])
+            runs.append(run)
+            following.append(self._next_drafts(true_step, number, run))
+            if true_step.kind == "decode":
+                computed = int(true_step.cached_R[number]) + 1 + run.accepted
+                self._progress[int(true_step.state_slot_R[number])] = (computed, run.rows[-1].token_id)
+        self._fail_at(FaultPlace.AFTER)
+        return _ShadowResults(runs, following)
+
+    def _corrected(self, step: ScheduledStep) -> ScheduledStep:
+        """Return the step as it really is: without rejected drafts, with its newest tokens and look-backs."""
+        cached_R, q_R, history_RG = step.cached_R.copy(), step.q_R.copy(), step.history_RG.copy()
+        rows = np.split(step.input_ids_T, np.cumsum(step.q_R)[:-1])
+        for number in (step.in_flight_R > 0).nonzero()[0].tolist():
+            cached, newest = self._progress[int(step.state_slot_R[number])]
+            if newest < 0 or cached >= step.k_R[number]:
+                rows[number], q_R[number] = rows[number][:0], 0  # it has ended, or has no position left
+                continue
+            cached_R[number] = cached
+            q_R[number] = min(int(q_R[number]), int(step.k_R[number]) - cached)
+            rows[number] = np.array([newest, *rows[number][1 : q_R[number]]], np.int64)
+            known = self._history(step, number, cached)[::-1][: history_RG.shape[1]]
+            history_RG[number, : len(known)] = known
+        ids_T = np.concatenate(rows)
+        return replace(step, cached_R=cached_R, q_R=q_R, k_R=cached_R + q_R, input_ids_T=ids_T, history_RG=history_RG)
+
+    def _write_all(self, step: ScheduledStep) -> list[list[int]]:
+        """Write the ids of every row, and return the drafts among them."""
         drafts = self.drafts(step)
         ends = np.cumsum(step.q_R)
         for number, end in enumerate(ends.tolist()):
             ids = step.input_ids_T[end - int(step.q_R[number]) : end]
-            if step.kind == "decode":
+            if step.kind == "decode" and len(ids):
                 ids = np.array([ids[0], *drafts[number]], np.int64)
-            self._write(step, number, ids)
-        runs = [self._judge(step, number, drafts[number]) for number in range(step.num_requests)]
-        self._fail_at(FaultPlace.AFTER)
-        return runs
+            if len(ids):
+                self._write(step, number, ids)
+        return drafts
+
+    def _next_drafts(self, step: ScheduledStep, number: int, run: VerifiedRun) -> list[int]:
+        """Return scripted drafts behind what a run has added."""
+        if not self._num_drafts or step.is_partial_R[number] or run.rows[-1].token_id < 0:
+            return []
+        length = int(step.k_R[number]) if step.kind == "prefill" else int(step.cached_R[number]) + 1 + run.accepted
+        ids = [*self._history(step, number, length).tolist(), run.rows[-1].token_id]
+        right = self._rule.tokens(ids, self._num_drafts)
+        return scripted(step.sequences[number].request_id, len(ids), right, self._config.vocab_size)
 
     def drafts(self, step: ScheduledStep) -> list[list[int]]:
         """Return scripted drafts, from what the memory holds before the step."""
@@ -87,7 +176,7 @@ class ShadowWorker(FailingWorker):
 
     def _drafts_of(self, step: ScheduledStep, number: int) -> list[int]:
         count = int(step.q_R[number]) - 1
-        if step.kind != "decode" or not count:
+        if step.kind != "decode" or count < 1:
             return []
         first = int(step.q_R[:number].sum())
         ids = [*self._history(step, number, int(step.cached_R[number])).tolist(), int(step.input_ids_T[first])]
@@ -97,6 +186,8 @@ class ShadowWorker(FailingWorker):
 
     def _judge(self, step: ScheduledStep, number: int, drafts: Sequence[int]) -> VerifiedRun:
         first = int(step.k_R[number]) if step.kind == "prefill" else int(step.cached_R[number]) + 1
+        if not step.q_R[number]:
+            return VerifiedRun((SampledRow(-1, RowStatus.OK, None),), 0)
         rows = []
         for place in range(1 + len(drafts)):
             rows.append(SampledRow(self._read(step, number, first + place), RowStatus.OK, None))
@@ -198,9 +289,10 @@ def build_shadow_engine(config: ModelConfig, scenario: Scenario) -> tuple[Engine
     )
     pools = plan_pools(options, layout, driver.memory(), config.max_position_embeddings)
     rule = ShadowRule(config.vocab_size, config.sliding_window, config.eos_token_id, scenario.end_one_in)
-    worker = ShadowWorker(config, layout, pools, rule)
+    worker = ShadowWorker(config, layout, pools, rule, drafts=options.num_speculative_tokens)
     plan = plan_ops(driver, options, Settings())
-    engine = Engine(config, options, pools, scheduler_config(config, options, pools), worker, plan, None)
+    stream = driver.new_stream() if options.async_scheduling else None
+    engine = Engine(config, options, pools, scheduler_config(config, options, pools), worker, plan, None, stream)
     return engine, rule
 
 

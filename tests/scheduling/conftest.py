@@ -61,6 +61,8 @@ class TapeWorker:
         self.is_right = is_right
         self.blocks: dict[tuple[int, int], int] = {}
         self.slots: dict[tuple[int, int], tuple[int, int]] = {}
+        # What the next step of each slot begins with: positions that are computed, and the newest token.
+        self.progress: dict[int, tuple[int, int]] = {}
 
     def run(self, step: ScheduledStep) -> list[Any]:
         """Return the token of each row; with drafts in the engine, its run of tokens."""
@@ -97,10 +99,20 @@ class TapeWorker:
         size = self.config.block_size
         assert slot != 0
         assert k == cached + q
+        if step.in_flight_R[index]:
+            assert input_ids == [-1] * q
+            assert set(step.history_RG[index].tolist()) == {-1}
+            cached, newest = self.progress[slot]
+            assert k - q - int(step.in_flight_R[index]) < cached
+            input_ids = [newest, *input_ids[1:]][: max(k - cached, 0)]
+            if not input_ids:  # the step before has ended it at the last position of all
+                return [0]
+            k = cached + len(input_ids)
+        else:
+            self._check_history(step.sequences[index], table, cached, step.history_RG[index].tolist())
         assert k <= self.config.max_model_len
         assert all(table[: -(-k // size)]), "a position would be written into the reserved block"
         digest = self.blocks[table[(cached - 1) // size], (cached - 1) % size] if cached else 0
-        self._check_history(step.sequences[index], table, cached, step.history_RG[index].tolist())
         for position in range(max(cached - WINDOW + 1, 0), cached):
             remembered = (position, self.blocks[table[position // size], position % size])
             assert self.slots[slot, position % self.ring] == remembered, "the window holds another request's state"
@@ -118,6 +130,7 @@ class TapeWorker:
             self.slots[slot, position % self.ring] = (position, digest)
         accepted = cached + len(run) if step.kind == "decode" else k - 1
         run.append(next_token(self.blocks[table[accepted // size], accepted % size]))
+        self.progress[slot] = (accepted + 1, run[-1])
         return run
 
     def _check_history(self, sequence: Sequence, table: list[int], cached: int, nearest_first: list[int]) -> None:
@@ -146,6 +159,7 @@ class Bench:
     terminals: dict[str, TerminalRecord] = field(default_factory=dict)
     emitted: dict[str, list[int]] = field(default_factory=dict)
     checks: bool = True
+    in_flight: tuple[ScheduledStep, Callable[[], None]] | None = None
     is_right: Callable[[str, int], bool] = mixed_drafts
 
     def __post_init__(self) -> None:
@@ -170,14 +184,32 @@ class Bench:
         between: Callable[[ScheduledStep], None] | None = None,
     ) -> ScheduledStep:
         """Run one step; ``tokens`` may replace what was sampled, ``between`` runs before the result is read."""
-        step = self.scheduler.schedule()
+        step = self.scheduler.schedule(self.settle if self.config.async_scheduling else None)
         sampled = self.worker.run(step)
         if self.checks:
             self.scheduler.check_invariants()
         if between is not None:
             between(step)
-        self.commit(step, sampled if tokens is None else tokens(step, sampled), failures or {})
+
+        def commit() -> None:
+            self.commit(step, sampled if tokens is None else tokens(step, sampled), failures or {})
+
+        self.land(step, commit)
         return step
+
+    def land(self, step: ScheduledStep, commit: Callable[[], None]) -> None:
+        """Commit the step before, and this one, unless it may stay in flight."""
+        self.settle()
+        if step.kind == "decode" and self.config.async_scheduling:
+            self.in_flight = (step, commit)
+        elif step.kind != "empty" or not self.config.async_scheduling:
+            commit()
+
+    def settle(self) -> None:
+        """Read and commit the step in flight, if there is one."""
+        if self.in_flight is not None:
+            (_, commit), self.in_flight = self.in_flight, None
+            commit()
 
     def commit(self, step: ScheduledStep, tokens: list[Any], failures: Mapping[int, Any]) -> StepCommit:
         if self.config.num_speculative_tokens:
@@ -205,6 +237,7 @@ class Bench:
             steps += 1
             assert steps <= limit, "no end in sight"
             self.step()
+        self.settle()
         self.take_terminals()
         self.audit()
         return steps

@@ -49,6 +49,7 @@ def machine(
             min_chunk=st.integers(1, 8),
             align=st.sampled_from([1, 2, 4]),
             drafts=st.integers(0, 5),
+            is_async=st.booleans(),
         )
         def start(
             self,
@@ -63,6 +64,7 @@ def machine(
             min_chunk: int,
             align: int,
             drafts: int,
+            is_async: bool,  # noqa: FBT001
         ) -> None:
             self.bench = make_bench(
                 num_blocks=usable_blocks + 1,
@@ -77,6 +79,7 @@ def machine(
                 min_chunk_tokens=min_chunk,
                 chunk_align=align,
                 num_speculative_tokens=drafts,
+                async_scheduling=is_async,
                 max_model_len=MAX_MODEL_LEN,
                 block_size=BLOCK_SIZE,
             )
@@ -137,10 +140,13 @@ def machine(
         def schedule(self) -> None:
             unfinished = self.scheduler.has_unfinished()
             ended = len(self.scheduler.roster._ended)
-            step = self.scheduler.schedule()
+            flies = self.bench.in_flight is not None
+            step = self.scheduler.schedule(self.bench.settle)
             if step.kind == "empty":
-                # Bounded progress: with work to do, a step without rows has ended a request at least.
-                assert not unfinished or len(self.scheduler.roster._ended) > ended
+                # Bounded progress: with work to do, a step without rows has ended a request at least, or a step in
+                # flight will.
+                assert not unfinished or flies or len(self.scheduler.roster._ended) > ended
+                self.bench.settle()
                 return
             self.in_flight = step
             self.sampled = self.bench.worker.run(step)
@@ -153,13 +159,21 @@ def machine(
             if has_failures == 0:
                 row = data.draw(st.integers(0, step.num_requests - 1))
                 failures[row] = RowFailure(Status.FINISHED_INVALID, "NaN")
-            result = self.bench.commit(step, self.sampled, failures)
-            assert not (result.is_emitted_R & step.is_partial_R).any()
+            sampled = self.sampled
+
+            def commit() -> None:
+                result = self.bench.commit(step, sampled, failures)
+                assert not (result.is_emitted_R & step.is_partial_R).any()
+
+            self.bench.land(step, commit)
 
         @precondition(lambda self: self.in_flight is not None)
-        @rule()
-        def cancel(self) -> None:
+        @rule(spares_older=st.booleans())
+        def cancel(self, spares_older: bool) -> None:  # noqa: FBT001
             step, self.in_flight = self.in_flight, None
+            if self.bench.in_flight is not None and not spares_older:
+                (older, _), self.bench.in_flight = self.bench.in_flight, None
+                self.scheduler.cancel(older)
             self.scheduler.cancel(step)
 
         @precondition(lambda self: self.in_flight is None and self.scheduler.has_unfinished())
@@ -185,9 +199,11 @@ def machine(
                     owners.setdefault(block, []).append(sequence.request_id)
             usable = self.scheduler.memory.blocks.num_usable
             pinned = set(self.scheduler.memory.block_copies.sources) - set(owners)
+            held = self.scheduler.memory.flights.held
+            pinned |= set(held.blocks) - set(owners)
             assert self.scheduler.free_blocks == usable - len(owners) - len(pinned)
             slots = {sequence.state_slot for sequence in self.alive() if sequence.state_slot}
-            pinned_slots = set(self.scheduler.memory.slot_copies.sources) - slots
+            pinned_slots = {*self.scheduler.memory.slot_copies.sources, *held.slots} - slots
             assert self.scheduler.free_state_slots == self.scheduler.memory.slots.num_usable - len(slots | pinned_slots)
             assert self.scheduler.num_running <= self.scheduler.config.max_num_seqs
 
@@ -211,7 +227,8 @@ def machine(
             if not hasattr(self, "bench"):
                 return
             if self.in_flight is not None:
-                self.bench.commit(self.in_flight, self.sampled, {})
+                step, sampled = self.in_flight, self.sampled
+                self.bench.land(step, lambda: self.bench.commit(step, sampled, {}))
             # Bounded wait: nobody can need more than its positions, its tokens, and as many again per preemption.
             self.bench.drain(limit=2_000)
             for name, sequence in self.requests.items():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
+
+import torch
 
 from deepinfer.accelerator.interface import Event, Graph, Stream
 from deepinfer.errors import OpRefusedError
@@ -43,6 +46,17 @@ class NpuStream(Stream):
             self.raw.wait_event(event.raw)
         else:
             event.wait()
+
+    def enqueue(self, work: Callable[[], None]) -> Event:
+        """Issue the operators of ``work`` on this stream, behind what the caller's stream holds."""
+        npu = runtime.npu()
+        self.raw.wait_stream(npu.current_stream())
+        with npu.stream(self.raw):
+            return super().enqueue(work)
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy without waiting."""
+        return tensor.to("cpu", non_blocking=True)
 
 
 class NpuGraph(Graph):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import weakref
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar
@@ -11,7 +12,7 @@ import torch
 
 from deepinfer.accelerator.capabilities import Capabilities, OpCapability, Repeatability
 from deepinfer.accelerator.collectives import Collectives, RankPlace
-from deepinfer.accelerator.interface import AcceleratorDriver, Availability, LinearShape, MemoryInfo, OpOptions
+from deepinfer.accelerator.interface import AcceleratorDriver, Availability, LinearShape, MemoryInfo, OpOptions, Stream
 from deepinfer.accelerator.ops import OpGroup
 from deepinfer_cpu_ref.attention import CpuRefAttention
 from deepinfer_cpu_ref.codec import CpuRefCodec
@@ -31,6 +32,7 @@ from deepinfer_cpu_ref.plumbing import CpuRefPlumbing
 from deepinfer_cpu_ref.quick_groups import can_be_quick, quick_groups
 from deepinfer_cpu_ref.sampling import CpuRefSampling, ReadableSampling
 from deepinfer_cpu_ref.selection import CpuRefSelection
+from deepinfer_cpu_ref.streams import ThreadStream
 
 GROUPS: tuple[type[OpGroup], ...] = (
     CpuRefLinear,
@@ -66,6 +68,7 @@ class Driver(AcceleratorDriver):
         """
         self._tensors_on = device
         self._readable = readable or device.type != HOST.type
+        self._streams: weakref.WeakSet[ThreadStream] = weakref.WeakSet()
 
     @classmethod
     def availability(cls) -> Availability:
@@ -121,6 +124,17 @@ class Driver(AcceleratorDriver):
             groups["sampling"] = on_host(groups["sampling"], self._tensors_on, but=("adjust",))
             groups["drafting"] = on_host(groups["drafting"], self._tensors_on, but=("attend",))
         return MappingProxyType(groups)
+
+    def new_stream(self) -> Stream:
+        """Return a queue with a thread of its own."""
+        stream = ThreadStream()
+        self._streams.add(stream)
+        return stream
+
+    def synchronize(self) -> None:
+        """Wait for the work of every stream; what it raises is for those who wait for its events."""
+        for stream in list(self._streams):
+            stream.record_event().wait()
 
     def serving(self, device: torch.device) -> Driver:
         """Return a reference whose ops take tensors of another driver's device."""
