@@ -18,6 +18,9 @@ from deepinfer.accelerator.selection import select
 from deepinfer.cache.layout import CacheLayout
 from deepinfer.cache.pools import CachePools
 from deepinfer.engine.engine import Engine
+from deepinfer.engine.graphs.buffers import StepExtents
+from deepinfer.engine.graphs.planning import plan_graphs
+from deepinfer.engine.graphs.trial_steps import TrialSteps
 from deepinfer.engine.memory import PoolPlan, plan_pools
 from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.speculation import ModelSpeculation, Speculation
@@ -93,6 +96,7 @@ def build_engine_on(
     options = (options if options is not None else EngineOptions()).under(settings)
     directory = Path(model) if model is not None else packaged_model_path()
     plan = plan_ops(driver, options, settings)
+    graphs = plan_graphs(driver, plan, options, settings)
     checkpoint = Checkpoint.open(directory)
     for notice in checkpoint.notices:
         _LOG.info("%s: %s", directory, notice)
@@ -135,7 +139,21 @@ def build_engine_on(
     elif drafts and speculation_of is not None:
         speculation = speculation_of(config, plan.ops, draft_policy(config, options), **sizes, device=driver.device)
     worker = worker_type(Transformer(config, weights, plan.ops, rotary), pools, driver, plan.ops, prefill, speculation)
-    return Engine(config, options, pool_plan, scheduler_config(config, options, pool_plan), worker, plan, tokenizer)
+    scheduling = scheduler_config(config, options, pool_plan)
+    extents = StepExtents(
+        rows_per_request=1 + drafts,
+        table_blocks=scheduling.max_table_blocks,
+        block_size=options.block_size,
+        ring=layout.ring,
+        max_position=pool_plan.max_model_len,
+        look_back=scheduling.history_tokens + 1,
+    )
+    trial = TrialSteps(worker.decode_steps, pools, plan.ops, extents, vocab_size=config.vocab_size)
+    _LOG.info("decode graphs: %s", graphs)
+    if graphs.is_recorded:
+        with _bar("recording", "graph", len(graphs.sizes)) as bar:
+            worker.decode_steps.record(graphs.sizes, extents, trial, bar.update)
+    return Engine(config, options, pool_plan, scheduling, worker, plan, tokenizer)
 
 
 def plan_ops(driver: AcceleratorDriver, options: EngineOptions, settings: Settings) -> Plan:
@@ -187,11 +205,16 @@ def _load(
     config: ModelConfig, checkpoint: Checkpoint, plan: Plan, driver: AcceleratorDriver, tokenizer: Tokenizer | None
 ) -> TransformerWeights:
     mapping = token_map(tokenizer.backend if tokenizer is not None else None, config)
-    # A bar only where somebody looks: logs and pipes get none.
-    with tqdm(desc="loading", unit="B", unit_scale=True, disable=not sys.stderr.isatty(), leave=False) as bar:
+    with _bar("loading", "B") as bar:
 
         def show(progress: Progress) -> None:
             bar.total = progress.total_bytes
             bar.update(progress.done_bytes - bar.n)
 
         return load_model(config, checkpoint, plan.ops, driver.device, token_map=mapping, progress=show)
+
+
+def _bar(doing: str, unit: str, total: int | None = None) -> tqdm[None]:
+    """Return a bar that shows only where somebody looks: logs and pipes get none."""
+    shown = sys.stderr.isatty()
+    return tqdm(desc=doing, unit=unit, unit_scale=unit == "B", total=total, disable=not shown, leave=False)

@@ -54,6 +54,10 @@ class EngineKeywords(TypedDict, total=False):
     prefill_any_attempt_interval: int
     num_speculative_tokens: int
     verification: Verification
+    variable_verification: bool | None
+    cost_curves: str | None
+    decode_graphs: bool | None
+    graph_interval: int | None
     truncated_prefill: TruncationMode | None
     truncated_prefill_keep_tokens: int | None
     seed: int
@@ -88,6 +92,14 @@ class EngineOptions:
             draft stages.
         verification: how drafts are judged (docs/drafts.md): "standard" keeps the distribution of the tokens,
             "coupled" the very tokens of a run without drafts.
+        variable_verification: let each step choose how many drafts each request verifies (docs/drafts.md); None means
+            what DEEPINFER_ENABLE_MTP_VARLEN says, and no.
+        cost_curves: directory that keeps what variable verification measures at start; None means what
+            DEEPINFER_COST_CURVES says, and that nothing is kept.
+        decode_graphs: record decode steps as graphs (docs/recorded-graphs.md); None means what DEEPINFER_DECODE_GRAPHS
+            says, and then where the driver can and it saves time.
+        graph_interval: graphs are recorded for 1, 2, 4, ... rows up to it, then for its multiples; None means what
+            DEEPINFER_GRAPH_INTERVAL says.
         truncated_prefill: which rows of a prompt run the layers behind the last owner of long-range entries: all with
             "off", the last ones with "compact", and with "mask" the same the slow way. None means what
             DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE says. Prompt log-probabilities need "off".
@@ -116,6 +128,10 @@ class EngineOptions:
     prefill_any_attempt_interval: int = 100
     num_speculative_tokens: int = 0
     verification: Verification = "standard"
+    variable_verification: bool | None = None
+    cost_curves: str | None = None
+    decode_graphs: bool | None = None
+    graph_interval: int | None = None
     truncated_prefill: TruncationMode | None = None
     truncated_prefill_keep_tokens: int | None = None
     seed: int = 0
@@ -144,8 +160,14 @@ class EngineOptions:
     def under(self, settings: Settings) -> EngineOptions:
         """Return the options with what the environment says where they leave it to the environment."""
         mode, keep = self.truncated_prefill, self.truncated_prefill_keep_tokens
+        varies = self.variable_verification
         return replace(
             self,
+            # Without drafts there is nothing that could vary, whatever the environment says.
+            variable_verification=(settings.enable_mtp_varlen and self.num_speculative_tokens > 0)
+            if varies is None
+            else varies,
+            cost_curves=self.cost_curves if self.cost_curves is not None else settings.cost_curves,
             truncated_prefill=cast("TruncationMode", mode or settings.yoco_prefill_truncation_mode),
             truncated_prefill_keep_tokens=keep if keep is not None else settings.yoco_prefill_keep_tokens,
         )
@@ -180,7 +202,12 @@ class EngineOptions:
         _check_choice(problems, "engine_type", self.engine_type, get_args(EngineType))
         _check_choice(problems, "verification", self.verification, get_args(Verification))
         _check_choice(problems, "truncated_prefill", self.truncated_prefill, (None, *get_args(TruncationMode)))
-        _check_choice(problems, "batch_invariant", self.batch_invariant, (None, True, False))
+        for name in ("batch_invariant", "variable_verification", "decode_graphs"):
+            _check_choice(problems, name, getattr(self, name), (None, True, False))
+        if self.variable_verification is True and self.num_speculative_tokens == 0:
+            problems.append("variable_verification=True chooses among drafts; set num_speculative_tokens as well")
+        if self.cost_curves is not None and not isinstance(self.cost_curves, str):
+            problems.append(f"cost_curves={self.cost_curves!r} is no path in a string")
         for name in ("enable_chunked_prefill", "stop_preempted_requests"):
             _check_choice(problems, name, getattr(self, name), (True, False))
         if self.numerics == "served" and self.dtype in ("float32", "float64"):
@@ -202,6 +229,7 @@ class EngineOptions:
             ("num_blocks", 2),
             ("num_state_slots", 2),
             ("truncated_prefill_keep_tokens", 1),
+            ("graph_interval", 1),
         ):
             if getattr(self, name) is not None:
                 _check_integer(problems, name, getattr(self, name), least)

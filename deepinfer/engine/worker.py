@@ -13,10 +13,11 @@ import torch
 from deepinfer.accelerator import AcceleratorDriver, Ops
 from deepinfer.accelerator.batch import StepLayout
 from deepinfer.cache.pools import CachePools
+from deepinfer.engine.graphs.decode_steps import DecodeSteps
 from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.speculation import Speculation
-from deepinfer.engine.step_inputs import build_step_inputs
-from deepinfer.model.transformer import GivenEmbeddings, Transformer
+from deepinfer.engine.step_inputs import StepInputs, build_step_inputs
+from deepinfer.model.transformer import GivenEmbeddings, Hidden, Transformer
 from deepinfer.model.truncation import Truncation, TruncationMode, truncate
 from deepinfer.sampling.prompt import ROWS_PER_PIECE, PromptLogProbabilities
 from deepinfer.sampling.rows import RowRequest, build_sampling_step
@@ -85,6 +86,7 @@ class Worker:
     Attributes:
         pools: the caches.
         speculation: the drafts; None for an engine without.
+        decode_steps: the forward pass of decode steps, call by call or from recorded graphs.
     """
 
     def __init__(
@@ -103,6 +105,8 @@ class Worker:
         self._driver = driver
         self._ops = ops
         self._sampler = Sampler(ops.sampling)
+        with_taps = speculation is not None and speculation.needs_taps
+        self.decode_steps = DecodeSteps(transformer, pools, driver, with_taps=with_taps)
 
     @property
     def device(self) -> torch.device:
@@ -140,18 +144,8 @@ class Worker:
         with torch.inference_mode():
             if speculation is not None:
                 inputs, drafts = speculation.fill_in(step, inputs)
-            tokens_TG = self._transformer.ngram_tokens(inputs.ids_T, inputs.history_RG, inputs.layout)
-            embeddings = self._given_embeddings(step, extras, inputs.layout.image_T)
             truncation = self._prefill.truncation(step, inputs.layout)
-            hidden = self._transformer.forward(
-                inputs.ids_T,
-                tokens_TG,
-                inputs.layout,
-                self.pools,
-                embeddings,
-                with_taps=speculation is not None and speculation.needs_taps,
-                truncation=truncation,
-            )
+            hidden = self._forward(step, inputs, extras, truncation)
             last_row_R = inputs.last_row_R if truncation is None else truncation.last_row_R
             if speculation is None:
                 logits_RV = self._project(hidden.hidden_TD.index_select(0, last_row_R))
@@ -166,6 +160,22 @@ class Worker:
             verified = speculation.verify_and_draft(self._project(judged_BD), step, requests, drafts, self.pools)
             self._fill_extras(step, extras, hidden.hidden_TD)
             return verified.read()
+
+    def _forward(
+        self, step: ScheduledStep, inputs: StepInputs, extras: Sequence[RowExtras], truncation: Truncation | None
+    ) -> Hidden:
+        embeddings = self._given_embeddings(step, extras, inputs.layout.image_T)
+        if step.kind == "decode" and embeddings is None:
+            return self.decode_steps.run(inputs)
+        return self._transformer.forward(
+            inputs.ids_T,
+            self._transformer.ngram_tokens(inputs.ids_T, inputs.history_RG, inputs.layout),
+            inputs.layout,
+            self.pools,
+            embeddings,
+            with_taps=self.speculation is not None and self.speculation.needs_taps,
+            truncation=truncation,
+        )
 
     def _project(self, hidden_BD: torch.Tensor) -> torch.Tensor:
         return self._transformer.logits(hidden_BD).to(torch.float32)
