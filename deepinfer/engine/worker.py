@@ -5,18 +5,23 @@ Legend: T rows, R requests, D hidden size, V vocabulary.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from deepinfer.accelerator import AcceleratorDriver, Ops
 from deepinfer.accelerator.batch import StepLayout
 from deepinfer.cache.pools import CachePools
-from deepinfer.engine.graphs.decode_steps import DecodeSteps
+from deepinfer.engine.draft_tally import DraftTally
+from deepinfer.engine.graphs.decode_steps import DecodeInputs, DecodeSteps
 from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.speculation import Speculation
+from deepinfer.engine.step_costs import Clock
 from deepinfer.engine.step_inputs import StepInputs, build_step_inputs
+from deepinfer.engine.verify_lengths import VerifyLengths
 from deepinfer.model.transformer import GivenEmbeddings, Hidden, Transformer
 from deepinfer.model.truncation import Truncation, TruncationMode, truncate
 from deepinfer.sampling.prompt import ROWS_PER_PIECE, PromptLogProbabilities
@@ -80,6 +85,16 @@ class PrefillRows:
         return truncate(layout, starts, self.mode)
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerCounts:
+    """What a worker has counted; see :class:`deepinfer.engine.outputs.EngineStats`."""
+
+    replayed_steps: int = 0
+    verified_by_place: tuple[int, ...] = ()
+    accepted_by_place: tuple[int, ...] = ()
+    confidence_error: float = 0.0
+
+
 class Worker:
     """Runs steps on one device. It keeps nothing about requests: what it remembers lies in the pools.
 
@@ -87,7 +102,11 @@ class Worker:
         pools: the caches.
         speculation: the drafts; None for an engine without.
         decode_steps: the forward pass of decode steps, call by call or from recorded graphs.
+        tally: what became of drafts.
+        lengths: how many drafts are verified, where each step chooses; its costs learn from every decode step.
     """
+
+    lengths: VerifyLengths | None = None
 
     def __init__(
         self,
@@ -97,6 +116,7 @@ class Worker:
         ops: Ops,
         prefill: PrefillRows | None = None,
         speculation: Speculation | None = None,
+        clock: Clock = time.perf_counter,
     ) -> None:
         self.pools = pools
         self.speculation = speculation
@@ -104,7 +124,9 @@ class Worker:
         self._transformer = transformer
         self._driver = driver
         self._ops = ops
+        self._clock = clock
         self._sampler = Sampler(ops.sampling)
+        self.tally = DraftTally(0 if speculation is None else speculation.drafts)
         with_taps = speculation is not None and speculation.needs_taps
         self.decode_steps = DecodeSteps(transformer, pools, driver, with_taps=with_taps)
 
@@ -127,6 +149,21 @@ class Worker:
         if self.speculation is not None:
             self.speculation.forget()
 
+    def counts(self) -> WorkerCounts:
+        """Return what was counted so far."""
+        return WorkerCounts(
+            replayed_steps=self.decode_steps.replays,
+            verified_by_place=tuple(self.tally.verified_n.tolist()),
+            accepted_by_place=tuple(self.tally.accepted_n.tolist()),
+            confidence_error=self.tally.confidence_error,
+        )
+
+    def trial_run(self, inputs: DecodeInputs) -> None:
+        """Run what a cost curve measures, the pass and the logits of all its rows, and wait for its end."""
+        with torch.inference_mode():
+            self._project(self.decode_steps.run_prepared(inputs).hidden_TD)
+        self._driver.synchronize()
+
     def run(
         self, step: ScheduledStep, requests: Sequence[RunRequest], extras: Sequence[RowExtras]
     ) -> list[VerifiedRun]:
@@ -145,6 +182,7 @@ class Worker:
             if speculation is not None:
                 inputs, drafts = speculation.fill_in(step, inputs)
             truncation = self._prefill.truncation(step, inputs.layout)
+            begun_s = self._clock()
             hidden = self._forward(step, inputs, extras, truncation)
             last_row_R = inputs.last_row_R if truncation is None else truncation.last_row_R
             if speculation is None:
@@ -157,9 +195,25 @@ class Worker:
             )
             is_prompt = step.kind == "prefill"
             judged_BD = hidden.hidden_TD.index_select(0, last_row_R) if is_prompt else hidden.hidden_TD
-            verified = speculation.verify_and_draft(self._project(judged_BD), step, requests, drafts, self.pools)
+            logits_BV = self._project(judged_BD)
+            projected_s = self._mark(step)
+            verified = speculation.verify_and_draft(logits_BV, step, requests, drafts, self.pools)
             self._fill_extras(step, extras, hidden.hidden_TD)
-            return verified.read()
+            runs = verified.read()
+            if not is_prompt:
+                accepted_R = np.array([run.accepted for run in runs])
+                verified_R = np.minimum(drafts.usable().cpu().numpy(), step.q_R - 1)
+                self.tally.note(verified_R, accepted_R, drafts.chances_Rn.cpu().numpy())
+                if self.lengths is not None:
+                    rows = self.decode_steps.rows_run(step.num_tokens)
+                    self.lengths.costs.note(rows, projected_s - begun_s, self._clock() - projected_s)
+            return runs
+
+    def _mark(self, step: ScheduledStep) -> float:
+        """Return the time at which everything so far is done, where somebody learns from it."""
+        if self.lengths is not None and step.kind == "decode":
+            self._driver.synchronize()
+        return self._clock()
 
     def _forward(
         self, step: ScheduledStep, inputs: StepInputs, extras: Sequence[RowExtras], truncation: Truncation | None

@@ -97,10 +97,17 @@ class Memory:
         for row, count in zip(rows.tolist(), blocks.tolist(), strict=True):
             self.table.add_blocks(row, self.blocks.allocate_many(count))
 
-    def look_ahead_to(self, rows_R: NDArray[np.int64], drafts: int) -> None:
+    def look_ahead_to(self, rows_R: NDArray[np.int64], drafts: int | NDArray[np.int64]) -> None:
         """Note that the next step of each row verifies so many drafts, as far as there are positions for them."""
         room_R = self._config.most_positions - self.table.length.take(rows_R)
         self.table.look_ahead[rows_R] = np.clip(room_R, 0, drafts)
+
+    def give_back_unused(self, rows_R: NDArray[np.int64]) -> None:
+        """Take back the blocks that a longer look-ahead of an earlier step needed and the noted one does not."""
+        table, size = self.table, self._config.block_size
+        needed_R = (table.length.take(rows_R) + table.look_ahead.take(rows_R) + (size - 1)) // size
+        for place in (table.num_blocks.take(rows_R) > needed_R).nonzero()[0].tolist():
+            self.blocks.free_table(table.take_blocks_from(int(rows_R[place]), int(needed_R[place])))
 
     def give_up_look_ahead(self, rows_R: NDArray[np.int64]) -> None:
         """Take back the blocks that hold drafts alone; what rejected drafts left in them nobody reads."""
@@ -110,7 +117,7 @@ class Memory:
             if needed < self.table.num_blocks[row]:
                 self.blocks.free_table(self.table.take_blocks_from(row, needed))
 
-    def look_ahead_as_far_as_possible(self, rows_R: NDArray[np.int64], drafts: int) -> None:
+    def look_ahead_as_far_as_possible(self, rows_R: NDArray[np.int64], drafts: int | NDArray[np.int64]) -> None:
         """Give free blocks to drafts, in the order of ``rows_R``; no row verifies more than its blocks hold."""
         table, size = self.table, self._config.block_size
         self.look_ahead_to(rows_R, drafts)

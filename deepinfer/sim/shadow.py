@@ -22,7 +22,7 @@ from deepinfer.cache.layout import CacheLayout
 from deepinfer.engine.build import plan_ops, scheduler_config
 from deepinfer.engine.engine import Engine
 from deepinfer.engine.memory import PoolPlan, plan_pools
-from deepinfer.engine.worker import RowExtras
+from deepinfer.engine.worker import RowExtras, WorkerCounts
 from deepinfer.errors import InvariantError
 from deepinfer.model.config import ModelConfig
 from deepinfer.model.roles import derive_roles
@@ -80,6 +80,10 @@ class ShadowWorker(FailingWorker):
         runs = [self._judge(step, number, drafts[number]) for number in range(step.num_requests)]
         self._fail_at(FaultPlace.AFTER)
         return runs
+
+    def counts(self) -> WorkerCounts:
+        """A shadow counts nothing."""
+        return WorkerCounts()
 
     def drafts(self, step: ScheduledStep) -> list[list[int]]:
         """Return scripted drafts, from what the memory holds before the step."""

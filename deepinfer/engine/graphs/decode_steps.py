@@ -74,11 +74,16 @@ class DecodeSteps:
 
     def run(self, inputs: StepInputs) -> Hidden:
         """Return the hidden rows of a decode step; they are overwritten by the next step."""
-        prepared = self.prepare(inputs)
-        if not self._sizes:
-            return self.eager(prepared)
-        self.replays += 1
-        return self.replay(prepared, select(self._sizes, prepared.layout.rows))
+        self.replays += bool(self._sizes)
+        return self.run_prepared(self.prepare(inputs))
+
+    def run_prepared(self, inputs: DecodeInputs) -> Hidden:
+        """Do the same with inputs that are prepared; the step is not counted."""
+        return self.replay(inputs, self.rows_run(inputs.layout.rows)) if self._sizes else self.eager(inputs)
+
+    def rows_run(self, rows: int) -> int:
+        """Return the rows that a step of so many runs, padding included."""
+        return select(self._sizes, rows) if self._sizes else rows
 
     def prepare(self, inputs: StepInputs) -> DecodeInputs:
         """Compute what is not recorded: it reads host memory."""
