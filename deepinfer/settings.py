@@ -96,6 +96,36 @@ ZERO_OVERHEAD_SCHEDULING: Final = Setting(
     "`LLM(async_scheduling=)` does not say. The outputs are the same.",
     choices=("0", "1"),
 )
+DECODE_GRAPHS: Final = Setting(
+    name="DEEPINFER_DECODE_GRAPHS",
+    type="bool",
+    default="where the driver can and it saves time",
+    effect="Records decode steps as graphs, where `LLM(decode_graphs=)` does not say. `1` on a driver that cannot is "
+    "an error; `deepinfer plan` says what is recorded, or why not.",
+    choices=("0", "1"),
+)
+GRAPH_INTERVAL: Final = Setting(
+    name="DEEPINFER_GRAPH_INTERVAL",
+    type="number of rows",
+    default="8",
+    effect="Graphs are recorded for 1, 2, 4, ... rows up to this number, then for its multiples, where "
+    "`LLM(graph_interval=)` does not say.",
+)
+ENABLE_MTP_VARLEN: Final = Setting(
+    name="DEEPINFER_ENABLE_MTP_VARLEN",
+    type="bool",
+    default="0",
+    effect="Lets every step choose how many drafts each request verifies, where `LLM(variable_verification=)` does not "
+    "say. Without drafts it does nothing.",
+    choices=("0", "1"),
+)
+COST_CURVES: Final = Setting(
+    name="DEEPINFER_COST_CURVES",
+    type="directory",
+    default="none: measured at every start",
+    effect="Where the measured costs of decode steps are kept from one start to the next, where "
+    "`LLM(cost_curves=)` does not say. Files there that are not ours are left alone.",
+)
 NVIDIA_INTERPRET: Final = Setting(
     name="DEEPINFER_NVIDIA_INTERPRET",
     type="bool",
@@ -120,6 +150,10 @@ SETTINGS: Final = (
     PREFILL_TRUNCATION_MODE,
     PREFILL_KEEP_TOKENS,
     ZERO_OVERHEAD_SCHEDULING,
+    DECODE_GRAPHS,
+    GRAPH_INTERVAL,
+    ENABLE_MTP_VARLEN,
+    COST_CURVES,
     NVIDIA_INTERPRET,
     NVIDIA_PROVIDERS,
 )
@@ -136,6 +170,10 @@ class Settings:
     yoco_prefill_truncation_mode: str = "off"
     yoco_prefill_keep_tokens: int = 140
     zero_overhead_scheduling: bool = False
+    decode_graphs: bool | None = None
+    graph_interval: int = 8
+    enable_mtp_varlen: bool = False
+    cost_curves: str | None = None
     nvidia_interpret: bool = False
     nvidia_providers: tuple[str, ...] = ()
 
@@ -155,6 +193,10 @@ class Settings:
             yoco_prefill_truncation_mode=reader.choice(PREFILL_TRUNCATION_MODE),
             yoco_prefill_keep_tokens=reader.count(PREFILL_KEEP_TOKENS),
             zero_overhead_scheduling=reader.flag(ZERO_OVERHEAD_SCHEDULING, default=False),
+            decode_graphs=reader.flag(DECODE_GRAPHS, default=False) if reader.text(DECODE_GRAPHS) else None,
+            graph_interval=reader.count(GRAPH_INTERVAL),
+            enable_mtp_varlen=reader.flag(ENABLE_MTP_VARLEN, default=False),
+            cost_curves=reader.text(COST_CURVES),
             nvidia_interpret=reader.flag(NVIDIA_INTERPRET, default=False),
             nvidia_providers=reader.names(NVIDIA_PROVIDERS),
         )

@@ -16,8 +16,8 @@ Claims = dict[str, Any]
 
 @pytest.fixture
 def claims(facts: dict[str, Any]) -> Claims:
-    """What a driver of one rank claims."""
-    return {**facts["claims"], "collectives": []}
+    """What a driver of one rank claims that records no graphs."""
+    return {**facts["claims"], "collectives": [], "graphs": False}
 
 
 def _with(results: Results, level: Level, outcome: Outcome) -> list[CaseResult]:

@@ -24,7 +24,8 @@ class StepLayout:
         kind: "prefill" or "decode".
         block_size: token positions per block.
         ring: positions per window ring.
-        row_starts_R1: int64 [R+1], first row of each request, then T.
+        row_starts_R1: int64 [R+1], first row of each request, then T. A request of a recorded decode step may have no
+            rows at all: it fills up a graph whose rows are others'.
         cached_R: int64 [R], positions of the request computed before this step.
         state_slots_R: int64 [R], state slot of each request.
         block_table_RB: int64 [R, B], block numbers, 0 where the table ends.

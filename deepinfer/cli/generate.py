@@ -88,6 +88,24 @@ def generate(
     num_blocks: Annotated[int | None, typer.Option(help="Cache blocks; unset: from the memory budget.")] = None,
     num_state_slots: Annotated[int | None, typer.Option(help="State slots; unset: from --max-num-seqs.")] = None,
     memory_utilization: Annotated[float, typer.Option(help="Share of free device memory for caches.")] = 0.9,
+    num_speculative_tokens: options.Drafts = 0,
+    verification: Annotated[
+        Literal["standard", "coupled"],
+        typer.Option(help="Drafts keep the distribution of the tokens, or the very tokens of a run without."),
+    ] = "standard",
+    variable_verification: Annotated[
+        bool | None,
+        typer.Option(
+            "--variable-verification/--no-variable-verification",
+            help="Let each step choose how many drafts it verifies; unset: what the environment says, else no.",
+        ),
+    ] = None,
+    cost_curves: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Keep measured step costs here; unset: the environment's, else nowhere."),
+    ] = None,
+    decode_graphs: options.DecodeGraphs = None,
+    graph_interval: options.GraphInterval = None,
     truncated_prefill: Annotated[
         Literal["off", "mask", "compact"] | None,
         typer.Option(help="Rows of a prompt that run the last layers; unset: what the environment says, else all."),
@@ -155,6 +173,12 @@ def generate(
         num_blocks=num_blocks,
         num_state_slots=num_state_slots,
         memory_utilization=memory_utilization,
+        num_speculative_tokens=num_speculative_tokens,
+        verification=verification,
+        variable_verification=variable_verification,
+        cost_curves=cost_curves,
+        decode_graphs=decode_graphs,
+        graph_interval=graph_interval,
         truncated_prefill=truncated_prefill,
         truncated_prefill_keep_tokens=truncated_prefill_keep_tokens,
     )

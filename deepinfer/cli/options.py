@@ -29,6 +29,19 @@ KvCacheDtype = Annotated[
     Literal["released", "float32"], typer.Option(help="Quantised cache records as released, or unquantised ones.")
 ]
 
+Drafts = Annotated[int, typer.Option("--num-speculative-tokens", help="Drafts that a decode step verifies.")]
+DecodeGraphs = Annotated[
+    bool | None,
+    typer.Option(
+        "--decode-graphs/--no-decode-graphs",
+        help="Record decode steps as graphs; unset: what the environment says, else where it saves time.",
+    ),
+]
+GraphInterval = Annotated[
+    int | None,
+    typer.Option(help="Graphs hold 1, 2, 4, ... rows up to it, then its multiples; unset: the environment's, else 8."),
+]
+
 
 def token_ids(option: str, text: str, problems: list[str]) -> list[int]:
     """Return the ids of ``"1,2,3"``; what is not an id of 0 or more becomes one problem."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,9 +20,13 @@ def plan(
     dtype: options.Dtype = None,
     numerics: options.Numerics = "portable",
     kv_cache_dtype: options.KvCacheDtype = "released",
+    max_num_seqs: Annotated[int, typer.Option(help="Requests that run at once.")] = 64,
+    num_speculative_tokens: options.Drafts = 0,
+    decode_graphs: options.DecodeGraphs = None,
+    graph_interval: options.GraphInterval = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
 ) -> None:
-    """Show who computes every op, and why.
+    """Show who computes every op, and why, and whether decode steps are recorded as graphs.
 
     It is the plan that an engine with these options starts with. Status 1 when an op cannot be served, with every
     reason. Nothing is loaded or computed.
@@ -29,16 +34,27 @@ def plan(
     settings = ctx.obj.start()
     from deepinfer.accelerator.selection import select
     from deepinfer.engine.build import plan_ops
+    from deepinfer.engine.graphs.planning import plan_graphs
     from deepinfer.engine.options import EngineKeywords, EngineOptions
 
-    keywords = EngineKeywords(dtype=dtype, numerics=numerics, kv_cache_dtype=kv_cache_dtype)
+    keywords = EngineKeywords(
+        dtype=dtype,
+        numerics=numerics,
+        kv_cache_dtype=kv_cache_dtype,
+        max_num_seqs=max_num_seqs,
+        num_speculative_tokens=num_speculative_tokens,
+        decode_graphs=decode_graphs,
+        graph_interval=graph_interval,
+    )
     engine_options = EngineOptions.from_keywords(keywords)
-    made = plan_ops(select(accelerator, settings).driver(), engine_options, settings)
-    print(show.pretty_json(made.as_json()) if as_json else _text(made))
+    driver = select(accelerator, settings).driver()
+    made = plan_ops(driver, engine_options, settings)
+    graphs = plan_graphs(driver, made, engine_options, settings)
+    facts = {**made.as_json(), "decode_graphs": graphs.as_json()}
+    print(show.pretty_json(facts) if as_json else _text(made, {**facts, "decode_graphs": str(graphs)}))
 
 
-def _text(made: Plan) -> str:
-    facts = made.as_json()
+def _text(made: Plan, facts: Mapping[str, object]) -> str:
     variables = made.runtime_variables
     head = [f"{name:<15}  {value}" for name, value in facts.items() if name not in ("ops", "runtime_variables")]
     head += [f"{name:<15}  {value or 'not set'}" for name, value in variables.items()]

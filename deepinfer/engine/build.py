@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import sys
+import time
 from os import PathLike
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from tqdm import tqdm
 
 from deepinfer.accelerator import AcceleratorDriver, OpOptions, Plan, Repeatability, make_plan, registry
 from deepinfer.accelerator.ops import Feature, Ops
@@ -17,10 +16,16 @@ from deepinfer.accelerator.plan import REFERENCE
 from deepinfer.accelerator.selection import select
 from deepinfer.cache.layout import CacheLayout
 from deepinfer.cache.pools import CachePools
+from deepinfer.engine.cost_curves import facts_of
 from deepinfer.engine.engine import Engine
+from deepinfer.engine.graphs.buffers import StepExtents
+from deepinfer.engine.graphs.planning import plan_graphs
+from deepinfer.engine.graphs.trial_steps import TrialSteps
 from deepinfer.engine.memory import PoolPlan, plan_pools
 from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.speculation import ModelSpeculation, Speculation
+from deepinfer.engine.startup import Startup, measured_sizes, progress_bar, variation_problems
+from deepinfer.engine.step_costs import Clock
 from deepinfer.engine.worker import PrefillRows, Worker
 from deepinfer.errors import ArgumentError
 from deepinfer.model.checkpoint import Checkpoint, Progress, packaged_model_path
@@ -84,15 +89,20 @@ def build_engine_on(
     *,
     worker_type: type[Worker] = Worker,
     speculation_of: SpeculationMaker | None = None,
+    clock: Clock = time.perf_counter,
 ) -> Engine:
     """Do the same on a driver that the caller has made; it must be available.
 
-    ``worker_type`` and ``speculation_of`` let a simulation put parts of its own in the place of the ordinary ones.
+    ``worker_type`` and ``speculation_of`` let a simulation put parts of its own in the place of the ordinary ones, and
+    ``clock`` its own time, by which the costs of decode steps are measured.
     """
     settings = settings if settings is not None else Settings.from_environment()
     options = (options if options is not None else EngineOptions()).under(settings)
     directory = Path(model) if model is not None else packaged_model_path()
     plan = plan_ops(driver, options, settings)
+    graphs = plan_graphs(driver, plan, options, settings)
+    if problems := variation_problems(options, plan):
+        raise ArgumentError("engine options", problems)
     checkpoint = Checkpoint.open(directory)
     for notice in checkpoint.notices:
         _LOG.info("%s: %s", directory, notice)
@@ -134,8 +144,32 @@ def build_engine_on(
         speculation = ModelSpeculation(drafting, draft_policy(config, options), **sizes, device=driver.device)
     elif drafts and speculation_of is not None:
         speculation = speculation_of(config, plan.ops, draft_policy(config, options), **sizes, device=driver.device)
-    worker = worker_type(Transformer(config, weights, plan.ops, rotary), pools, driver, plan.ops, prefill, speculation)
+    worker = worker_type(
+        Transformer(config, weights, plan.ops, rotary), pools, driver, plan.ops, prefill, speculation, clock
+    )
     scheduling = scheduler_config(config, options, pool_plan)
+    extents = StepExtents(
+        rows_per_request=1 + drafts,
+        table_blocks=scheduling.max_table_blocks,
+        block_size=options.block_size,
+        ring=layout.ring,
+        max_position=pool_plan.max_model_len,
+        look_back=scheduling.history_tokens + 1,
+    )
+    trial = TrialSteps(worker.decode_steps, pools, plan.ops, extents, vocab_size=config.vocab_size)
+    startup = Startup(worker, graphs, extents, trial, clock)
+    startup.record()
+    if options.variable_verification and speculation is not None:
+        facts = facts_of(
+            driver,
+            plan,
+            config,
+            options,
+            weight_form=checkpoint.form,
+            sizes=measured_sizes(graphs),
+            is_padded=graphs.is_recorded,
+        )
+        startup.vary_lengths(speculation, facts, options.cost_curves)
     stream = driver.new_stream() if options.async_scheduling else None
     return Engine(config, options, pool_plan, scheduling, worker, plan, tokenizer, stream)
 
@@ -190,8 +224,7 @@ def _load(
     config: ModelConfig, checkpoint: Checkpoint, plan: Plan, driver: AcceleratorDriver, tokenizer: Tokenizer | None
 ) -> TransformerWeights:
     mapping = token_map(tokenizer.backend if tokenizer is not None else None, config)
-    # A bar only where somebody looks: logs and pipes get none.
-    with tqdm(desc="loading", unit="B", unit_scale=True, disable=not sys.stderr.isatty(), leave=False) as bar:
+    with progress_bar("loading", "B") as bar:
 
         def show(progress: Progress) -> None:
             bar.total = progress.total_bytes

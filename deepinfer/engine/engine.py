@@ -74,7 +74,7 @@ class Engine:
         self._pools = pools
         self._worker = worker
         self._scheduler_config = scheduler_config
-        self._scheduler = Scheduler(scheduler_config)
+        self._scheduler = Scheduler(scheduler_config, lengths=worker.lengths)
         self._rules = AdmissionRules(
             config,
             pools.max_model_len,
@@ -295,6 +295,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """Return counts of the engine as it stands."""
         self._repair()
+        counts = self._worker.counts()
         living = [self._scheduler.find(sequence_id) for sequence_id in self._table.living_ids]
         return EngineStats(
             free_blocks=self._scheduler.free_blocks,
@@ -311,6 +312,10 @@ class Engine:
             drafted_tokens=self._drafted_tokens,
             accepted_tokens=self._accepted_tokens,
             preemptions=self._preemptions + sum(sequence.preemptions for sequence in living if sequence is not None),
+            replayed_steps=counts.replayed_steps,
+            verified_by_place=counts.verified_by_place,
+            accepted_by_place=counts.accepted_by_place,
+            confidence_error=counts.confidence_error,
         )
 
     # ------------------------------------------------------------------------------------------------------------
@@ -494,6 +499,6 @@ class Engine:
             self._forms.clear()
             if self._pipeline is not None:
                 self._pipeline.abandon()
-            self._scheduler = Scheduler(self._scheduler_config)
+            self._scheduler = Scheduler(self._scheduler_config, lengths=self._worker.lengths)
             self._worker.forget()
             self._is_torn = False

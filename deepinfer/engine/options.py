@@ -55,6 +55,10 @@ class EngineKeywords(TypedDict, total=False):
     num_speculative_tokens: int
     verification: Verification
     async_scheduling: bool | None
+    variable_verification: bool | None
+    cost_curves: str | None
+    decode_graphs: bool | None
+    graph_interval: int | None
     truncated_prefill: TruncationMode | None
     truncated_prefill_keep_tokens: int | None
     seed: int
@@ -92,6 +96,14 @@ class EngineOptions:
         async_scheduling: plan and launch a decode step before the one before it has been read
             (docs/async-scheduling.md); the outputs are the same. None means what DEEPINFER_ZERO_OVERHEAD_SCHEDULING
             says, and False for a prompt engine, which has no decode steps.
+        variable_verification: let each step choose how many drafts each request verifies (docs/drafts.md); None means
+            what DEEPINFER_ENABLE_MTP_VARLEN says, and no.
+        cost_curves: directory that keeps what variable verification measures at start; None means what
+            DEEPINFER_COST_CURVES says, and that nothing is kept.
+        decode_graphs: record decode steps as graphs (docs/recorded-graphs.md); None means what DEEPINFER_DECODE_GRAPHS
+            says, and then where the driver can and it saves time.
+        graph_interval: graphs are recorded for 1, 2, 4, ... rows up to it, then for its multiples; None means what
+            DEEPINFER_GRAPH_INTERVAL says.
         truncated_prefill: which rows of a prompt run the layers behind the last owner of long-range entries: all with
             "off", the last ones with "compact", and with "mask" the same the slow way. None means what
             DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE says. Prompt log-probabilities need "off".
@@ -121,6 +133,10 @@ class EngineOptions:
     num_speculative_tokens: int = 0
     verification: Verification = "standard"
     async_scheduling: bool | None = None
+    variable_verification: bool | None = None
+    cost_curves: str | None = None
+    decode_graphs: bool | None = None
+    graph_interval: int | None = None
     truncated_prefill: TruncationMode | None = None
     truncated_prefill_keep_tokens: int | None = None
     seed: int = 0
@@ -149,12 +165,18 @@ class EngineOptions:
     def under(self, settings: Settings) -> EngineOptions:
         """Return the options with what the environment says where they leave it to the environment."""
         mode, keep = self.truncated_prefill, self.truncated_prefill_keep_tokens
+        varies = self.variable_verification
+        if varies is None:
+            # Without drafts there is nothing that could vary, whatever the environment says.
+            varies = settings.enable_mtp_varlen and self.num_speculative_tokens > 0
         ahead = self.async_scheduling
         if ahead is None:
-            ahead = settings.zero_overhead_scheduling and self.engine_type != "prompt"
+            ahead = settings.zero_overhead_scheduling and self.engine_type != "prompt" and not varies
         return replace(
             self,
             async_scheduling=ahead,
+            variable_verification=varies,
+            cost_curves=self.cost_curves if self.cost_curves is not None else settings.cost_curves,
             truncated_prefill=cast("TruncationMode", mode or settings.yoco_prefill_truncation_mode),
             truncated_prefill_keep_tokens=keep if keep is not None else settings.yoco_prefill_keep_tokens,
         )
@@ -189,10 +211,19 @@ class EngineOptions:
         _check_choice(problems, "engine_type", self.engine_type, get_args(EngineType))
         _check_choice(problems, "verification", self.verification, get_args(Verification))
         _check_choice(problems, "truncated_prefill", self.truncated_prefill, (None, *get_args(TruncationMode)))
-        _check_choice(problems, "batch_invariant", self.batch_invariant, (None, True, False))
-        _check_choice(problems, "async_scheduling", self.async_scheduling, (None, True, False))
+        for name in ("batch_invariant", "async_scheduling", "variable_verification", "decode_graphs"):
+            _check_choice(problems, name, getattr(self, name), (None, True, False))
+        if self.variable_verification is True and self.num_speculative_tokens == 0:
+            problems.append("variable_verification=True chooses among drafts; set num_speculative_tokens as well")
+        if self.cost_curves is not None and not isinstance(self.cost_curves, str):
+            problems.append(f"cost_curves={self.cost_curves!r} is no path in a string")
         if self.engine_type == "prompt" and self.async_scheduling is True:
             problems.append("engine_type='prompt' has no decode step to plan ahead; leave async_scheduling unset")
+        if self.async_scheduling is True and self.variable_verification is True:
+            problems.append(
+                "variable_verification=True chooses lengths from what the step before gave, which "
+                "async_scheduling=True has not read yet; choose one of them"
+            )
         for name in ("enable_chunked_prefill", "stop_preempted_requests"):
             _check_choice(problems, name, getattr(self, name), (True, False))
         if self.numerics == "served" and self.dtype in ("float32", "float64"):
@@ -214,6 +245,7 @@ class EngineOptions:
             ("num_blocks", 2),
             ("num_state_slots", 2),
             ("truncated_prefill_keep_tokens", 1),
+            ("graph_interval", 1),
         ):
             if getattr(self, name) is not None:
                 _check_integer(problems, name, getattr(self, name), least)

@@ -17,7 +17,7 @@ ADVICE: Mapping[str, str] = MappingProxyType(
         "data_parallel_size": f"this version runs one rank; {_LEAVE_OUT}",
         "enable_expert_parallel": f"this version runs one rank; {_LEAVE_OUT}",
         "trust_remote_code": f"no code is ever loaded from a checkpoint; {_LEAVE_OUT}",
-        "enforce_eager": f"this version records no graphs; {_LEAVE_OUT}",
+        "enforce_eager": "here it is decode_graphs=False",
         "compilation_config": f"this version compiles nothing; {_LEAVE_OUT}",
         "speculative_config": "here it is num_speculative_tokens",
         "quantization": f"the formats are those of the checkpoint; {_LEAVE_OUT}",

@@ -191,6 +191,11 @@ class EngineStats:
         drafted_tokens: drafts verified so far, placeholders not counted.
         accepted_tokens: how many of them were accepted.
         preemptions: how often requests were preempted so far.
+        replayed_steps: decode steps that ran from a recorded graph.
+        verified_by_place: drafts verified so far, by their place among those of a request.
+        accepted_by_place: how many of them were accepted, which takes that all before them were.
+        confidence_error: how far the chances that the draft model gave lie from what was accepted: the distance at each
+            place, summed, as a share of the verified drafts.
     """
 
     free_blocks: int
@@ -207,3 +212,7 @@ class EngineStats:
     drafted_tokens: int
     accepted_tokens: int
     preemptions: int
+    replayed_steps: int = 0
+    verified_by_place: tuple[int, ...] = ()
+    accepted_by_place: tuple[int, ...] = ()
+    confidence_error: float = 0.0

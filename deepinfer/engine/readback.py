@@ -5,12 +5,14 @@ Legend: R requests, n drafts a request.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 
+from deepinfer.engine.draft_tally import DraftTally
 from deepinfer.sampling.sampler import SampledStep
 from deepinfer.sampling.verification import VerifiedRun, VerifiedStep
 
@@ -29,22 +31,47 @@ class Results(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class JudgedDrafts:
+    """What the tally of drafts counts of a decode step, once the verdicts are known.
+
+    Attributes:
+        tally: of the engine.
+        verified_R: int64 [R], drafts that each request verifies.
+        chances_Rn: float32 [R, n], the cumulative chances that they were given.
+    """
+
+    tally: DraftTally
+    verified_R: torch.Tensor
+    chances_Rn: torch.Tensor
+
+    def count(self, runs: Sequence[VerifiedRun]) -> None:
+        """Count the step."""
+        accepted_R = np.array([run.accepted for run in runs])
+        self.tally.note(self.verified_R.cpu().numpy(), accepted_R, self.chances_Rn.cpu().numpy())
+
+
+@dataclass(frozen=True, slots=True)
 class Readback:
     """The results of a step as the ops gave them.
 
     Attributes:
         result: tokens, verdicts and log-probabilities.
+        judged: what is counted of the drafts when the runs are read; None where none were verified.
         next_drafts_Rn: int64 [R, n], what the step has drafted for the next one, -1 where there is none; None in an
             engine without drafts.
     """
 
     result: SampledStep | VerifiedStep
+    judged: JudgedDrafts | None = None
     next_drafts_Rn: torch.Tensor | None = None
 
     def runs(self) -> list[VerifiedRun]:
-        """Return what each request emits."""
+        """Return what each request emits; to be asked once."""
         if isinstance(self.result, VerifiedStep):
-            return self.result.read()
+            runs = self.result.read()
+            if self.judged is not None:
+                self.judged.count(runs)
+            return runs
         return [VerifiedRun((row,), 0) for row in self.result.read()]
 
     def next_drafts(self) -> list[list[int]] | None:

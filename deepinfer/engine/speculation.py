@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from deepinfer.accelerator import Ops
 from deepinfer.accelerator.batch import StepLayout
@@ -95,6 +96,12 @@ class Speculation:
             list(takewhile(lambda token_id: token_id >= 0, ids_n[: q - 1]))
             for ids_n, q in zip(ids_Rn, step.q_R.tolist(), strict=True)
         ]
+
+    def chances(self, rows_R: NDArray[np.int64], epoch_R: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Wait for the device and return the cumulative chances [R, n] of rows; 0 where drafts are not theirs."""
+        chances_Rn: NDArray[np.float64] = self._pool.chances(self._moved(rows_R)).to("cpu", torch.float64).numpy()
+        chances_Rn[self._epoch_Z[rows_R] != epoch_R] = 0.0
+        return chances_Rn
 
     def fill_in(self, step: ScheduledStep, inputs: StepInputs) -> tuple[StepInputs, Drafts]:
         """Return the inputs with the drafts in their places, and the drafts; rows from a placeholder on are invalid."""

@@ -5,6 +5,7 @@ Legend: T rows, R requests, D hidden size, V vocabulary.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,10 +15,14 @@ from deepinfer.accelerator import AcceleratorDriver, Ops
 from deepinfer.accelerator.batch import StepLayout
 from deepinfer.cache.pools import CachePools
 from deepinfer.engine.continuation import Continuation
+from deepinfer.engine.draft_tally import DraftTally
+from deepinfer.engine.graphs.decode_steps import DecodeInputs, DecodeSteps
 from deepinfer.engine.options import EngineOptions
-from deepinfer.engine.readback import Readback, Results, ToHost, on_host
+from deepinfer.engine.readback import JudgedDrafts, Readback, Results, ToHost, on_host
 from deepinfer.engine.speculation import Speculation
+from deepinfer.engine.step_costs import Clock
 from deepinfer.engine.step_inputs import StepInputs, build_step_inputs
+from deepinfer.engine.verify_lengths import VerifyLengths
 from deepinfer.model.transformer import GivenEmbeddings, Hidden, Transformer
 from deepinfer.model.truncation import Truncation, TruncationMode, truncate
 from deepinfer.sampling.draft_pool import Drafts
@@ -99,13 +104,28 @@ class PrefillRows:
         return truncate(layout, starts, self.mode)
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerCounts:
+    """What a worker has counted; see :class:`deepinfer.engine.outputs.EngineStats`."""
+
+    replayed_steps: int = 0
+    verified_by_place: tuple[int, ...] = ()
+    accepted_by_place: tuple[int, ...] = ()
+    confidence_error: float = 0.0
+
+
 class Worker:
     """Runs steps on one device. It keeps nothing about requests: what it remembers lies in the pools.
 
     Attributes:
         pools: the caches.
         speculation: the drafts; None for an engine without.
+        decode_steps: the forward pass of decode steps, call by call or from recorded graphs.
+        tally: what became of drafts.
+        lengths: how many drafts are verified, where each step chooses; its costs learn from every decode step.
     """
+
+    lengths: VerifyLengths | None = None
 
     def __init__(
         self,
@@ -115,6 +135,7 @@ class Worker:
         ops: Ops,
         prefill: PrefillRows | None = None,
         speculation: Speculation | None = None,
+        clock: Clock = time.perf_counter,
     ) -> None:
         self.pools = pools
         self.speculation = speculation
@@ -122,8 +143,12 @@ class Worker:
         self._transformer = transformer
         self._driver = driver
         self._ops = ops
+        self._clock = clock
         self._sampler = Sampler(ops.sampling)
         self._continuation: Continuation | None = None
+        self.tally = DraftTally(0 if speculation is None else speculation.drafts)
+        with_taps = speculation is not None and speculation.needs_taps
+        self.decode_steps = DecodeSteps(transformer, pools, driver, with_taps=with_taps)
 
     @property
     def device(self) -> torch.device:
@@ -144,6 +169,21 @@ class Worker:
         if self.speculation is not None:
             self.speculation.forget()
 
+    def counts(self) -> WorkerCounts:
+        """Return what was counted so far."""
+        return WorkerCounts(
+            replayed_steps=self.decode_steps.replays,
+            verified_by_place=tuple(self.tally.verified_n.tolist()),
+            accepted_by_place=tuple(self.tally.accepted_n.tolist()),
+            confidence_error=self.tally.confidence_error,
+        )
+
+    def trial_run(self, inputs: DecodeInputs) -> None:
+        """Run what a cost curve measures, the pass and the logits of all its rows, and wait for its end."""
+        with torch.inference_mode():
+            self._project(self.decode_steps.run_prepared(inputs).hidden_TD)
+        self._driver.synchronize()
+
     def run(
         self, step: ScheduledStep, requests: Sequence[RunRequest], extras: Sequence[RowExtras]
     ) -> list[VerifiedRun]:
@@ -156,8 +196,15 @@ class Worker:
             extras: what each request wants beyond tokens.
         """
         with torch.inference_mode():
+            begun_s = self._clock()
             forwarded = self._forward(step, extras, self._inputs(step))
-            return Readback(self._sample(forwarded, step, requests, extras)).runs()
+            logits_BV = self._logits(step, forwarded)
+            projected_s = self._mark(step)
+            runs = Readback(*self._sample(logits_BV, forwarded, step, requests, extras)).runs()
+            if self.lengths is not None and step.kind == "decode":
+                rows = self.decode_steps.rows_run(step.num_tokens)
+                self.lengths.costs.note(rows, projected_s - begun_s, self._clock() - projected_s)
+            return runs
 
     def begin(self, step: ScheduledStep, extras: Sequence[RowExtras]) -> Forwarded:
         """Execute a step's copies and run its rows through the layers; what was assumed is put right first.
@@ -182,11 +229,11 @@ class Worker:
     ) -> Results:
         """Sample a step that has begun, and draft; where each request stands is remembered for the next step."""
         with torch.inference_mode():
-            result = self._sample(begun, step, requests, extras)
+            result, judged = self._sample(self._logits(step, begun), begun, step, requests, extras)
             if step.kind == "decode":
                 self._remember(begun.inputs, result)
             drafts = None if self.speculation is None else self.speculation.stored_ids(step)
-            return on_host(Readback(result, drafts), to_host)
+            return on_host(Readback(result, judged, drafts), to_host)
 
     def _remember(self, inputs: StepInputs, result: SampledStep | VerifiedStep) -> None:
         if self._continuation is None:
@@ -204,49 +251,67 @@ class Worker:
         layout = self.pools.layout
         return build_step_inputs(step, block_size=layout.block_size, ring=layout.ring, device=self.device)
 
+    def _mark(self, step: ScheduledStep) -> float:
+        """Return the time at which everything so far is done, where somebody learns from it."""
+        if self.lengths is not None and step.kind == "decode":
+            self._driver.synchronize()
+        return self._clock()
+
     def _forward(self, step: ScheduledStep, extras: Sequence[RowExtras], inputs: StepInputs) -> Forwarded:
         speculation = self.speculation
         drafts = None
         if speculation is not None:
             inputs, drafts = speculation.fill_in(step, inputs)
-        tokens_TG = self._transformer.ngram_tokens(inputs.ids_T, inputs.history_RG, inputs.layout)
-        embeddings = self._given_embeddings(step, extras, inputs.layout.image_T)
         truncation = self._prefill.truncation(step, inputs.layout)
-        hidden = self._transformer.forward(
-            inputs.ids_T,
-            tokens_TG,
-            inputs.layout,
-            self.pools,
-            embeddings,
-            with_taps=speculation is not None and speculation.needs_taps,
-            truncation=truncation,
-        )
+        hidden = self._hidden(step, extras, inputs, truncation)
         if speculation is not None:
             kept = inputs.layout if truncation is None else truncation.step
             speculation.store_context(hidden.taps_TA, kept, self.pools)
         last_row_R = inputs.last_row_R if truncation is None else truncation.last_row_R
         return Forwarded(inputs, hidden, last_row_R, drafts)
 
+    def _hidden(
+        self, step: ScheduledStep, extras: Sequence[RowExtras], inputs: StepInputs, truncation: Truncation | None
+    ) -> Hidden:
+        embeddings = self._given_embeddings(step, extras, inputs.layout.image_T)
+        if step.kind == "decode" and embeddings is None:
+            return self.decode_steps.run(inputs)
+        return self._transformer.forward(
+            inputs.ids_T,
+            self._transformer.ngram_tokens(inputs.ids_T, inputs.history_RG, inputs.layout),
+            inputs.layout,
+            self.pools,
+            embeddings,
+            with_taps=self.speculation is not None and self.speculation.needs_taps,
+            truncation=truncation,
+        )
+
+    def _logits(self, step: ScheduledStep, forwarded: Forwarded) -> torch.Tensor:
+        """Return the logits of the rows that are sampled: all those of a decode step that verifies drafts."""
+        hidden_TD = forwarded.hidden.hidden_TD
+        is_judged = forwarded.drafts is not None and step.kind == "decode"
+        return self._project(hidden_TD if is_judged else hidden_TD.index_select(0, forwarded.last_row_R))
+
     def _sample(
         self,
+        logits_BV: torch.Tensor,
         forwarded: Forwarded,
         step: ScheduledStep,
         requests: Sequence[RunRequest],
         extras: Sequence[RowExtras],
-    ) -> SampledStep | VerifiedStep:
-        hidden_TD = forwarded.hidden.hidden_TD
+    ) -> tuple[SampledStep | VerifiedStep, JudgedDrafts | None]:
+        drafts, judged = forwarded.drafts, None
         result: SampledStep | VerifiedStep
-        if self.speculation is None or forwarded.drafts is None:
-            logits_RV = self._project(hidden_TD.index_select(0, forwarded.last_row_R))
-            result = self._sampler.sample(logits_RV, build_sampling_step(_plain(requests), self.device))
+        if self.speculation is None or drafts is None:
+            result = self._sampler.sample(logits_BV, build_sampling_step(_plain(requests), self.device))
         else:
-            is_prompt = step.kind == "prefill"
-            judged_BD = hidden_TD.index_select(0, forwarded.last_row_R) if is_prompt else hidden_TD
-            result = self.speculation.verify_and_draft(
-                self._project(judged_BD), step, requests, forwarded.drafts, forwarded.inputs.layout, self.pools
-            )
-        self._fill_extras(step, extras, hidden_TD)
-        return result
+            layout = forwarded.inputs.layout
+            result = self.speculation.verify_and_draft(logits_BV, step, requests, drafts, layout, self.pools)
+            if step.kind == "decode":
+                verified_R = torch.minimum(drafts.usable(), layout.row_starts_R1.diff() - 1)
+                judged = JudgedDrafts(self.tally, verified_R, drafts.chances_Rn)
+        self._fill_extras(step, extras, forwarded.hidden.hidden_TD)
+        return result, judged
 
     def _project(self, hidden_BD: torch.Tensor) -> torch.Tensor:
         return self._transformer.logits(hidden_BD).to(torch.float32)

@@ -1,6 +1,6 @@
 """Engram: rows of a hashed n-gram table, gated into the residual streams (model.md section 8).
 
-Legend: T rows, R requests, G n-gram length, F hash columns, W row width, S streams, D hidden size, V vocabulary.
+Legend: T rows, R requests, G n-gram length, F values of a row's memory, S streams, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -89,18 +89,17 @@ def ngram_tokens(ids_T: Tensor, history_RG: Tensor, step: StepLayout, token_map_
     return torch.where(alive_T.unsqueeze(1), torch.stack(columns, dim=1), DEAD)
 
 
-def engram_rows(tokens_TG: Tensor, weights: EngramWeights, ops: Ops) -> Tensor:
-    """Return the table rows of every position [T, F]; they depend on ids only, so they can be known ahead."""
-    return ops.memory.ngram_rows(tokens_TG, weights.hash)
+def engram_memory(tokens_TG: Tensor, weights: EngramWeights, ops: Ops) -> Tensor:
+    """Return the table rows of every position, [T, F * W]; they depend on ids only, so they can be fetched ahead."""
+    return ops.memory.gather_rows(weights.table, ops.memory.ngram_rows(tokens_TG, weights.hash))
 
 
 def engram(
-    streams_TSD: Tensor, rows_TF: Tensor, alive_T: Tensor, weights: EngramWeights, config: ModelConfig, ops: Ops
+    streams_TSD: Tensor, memory_TF: Tensor, alive_T: Tensor, weights: EngramWeights, config: ModelConfig, ops: Ops
 ) -> Tensor:
     """Return the streams with the gated memory added; rows that are not alive keep theirs bit for bit."""
     rows, streams, hidden = streams_TSD.shape
-    memory_TFW = ops.memory.gather_rows(weights.table, rows_TF)
-    projected = ops.linear.dense(memory_TFW, weights.wkv).view(rows, streams + 1, hidden)
+    projected = ops.linear.dense(memory_TF, weights.wkv).view(rows, streams + 1, hidden)
     return ops.memory.gate(
         streams_TSD,
         projected[:, :streams],

@@ -5,6 +5,7 @@ Legend: T rows, B rows that are sampled, V vocabulary, G n-gram length, S stream
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,7 +17,7 @@ from deepinfer.accelerator.ops import Ops
 from deepinfer.model.attention import attention
 from deepinfer.model.block import Residual, block
 from deepinfer.model.config import ModelConfig
-from deepinfer.model.engram import DEAD, engram, engram_rows, ngram_tokens
+from deepinfer.model.engram import DEAD, engram, engram_memory, ngram_tokens
 from deepinfer.model.feed_forward import feed_forward
 from deepinfer.model.forward_pass import ForwardPass, LayerCaches
 from deepinfer.model.hyper_connections import mean_of_streams
@@ -74,6 +75,7 @@ class Transformer:
         *,
         with_taps: bool = False,
         truncation: Truncation | None = None,
+        memories: Mapping[int, Tensor] | None = None,
     ) -> Hidden:
         """Run every layer over the rows of one step and write their cache records.
 
@@ -85,22 +87,19 @@ class Transformer:
             embeddings: rows that replace the embedding of their id.
             with_taps: also return what the draft stages read.
             truncation: rows that run the layers behind the last owner; None means all rows run all layers.
+            memories: what :meth:`recall` gave for these rows, where their tables must not be read in the pass itself
+                (a recorded graph holds no reads of host memory); None means that the layers read them.
         """
         run = ForwardPass.begin(self.config, self.ops, self.rotary, step, caches)
         alive_T = tokens_TG[:, 0] != DEAD
-        # The hash needs ids only: all tables' rows are known before the first layer runs.
-        rows = {
-            layer.role.layer: engram_rows(tokens_TG, layer.engram, self.ops)
-            for layer in self.weights.layers
-            if layer.engram is not None
-        }
         residual = Residual.of(self._embed(ids_T, embeddings), self.config)
         taps: list[Tensor] = []
         for layer in self.weights.layers:
             if layer.engram is not None:
-                remembered_TSD = engram(
-                    residual.streams_TSD, rows[layer.role.layer], alive_T, layer.engram, self.config, self.ops
+                memory_TF = (
+                    engram_memory(tokens_TG, layer.engram, self.ops) if memories is None else memories[layer.role.layer]
                 )
+                remembered_TSD = engram(residual.streams_TSD, memory_TF, alive_T, layer.engram, self.config, self.ops)
                 residual = residual._replace(streams_TSD=remembered_TSD)
             if with_taps and layer.role.is_tap:
                 taps.append(mean_of_streams(residual.streams_TSD, self.ops))
@@ -124,6 +123,14 @@ class Transformer:
         """Return float32 [B, V] (float64 with float64 activations) of the rows that are sampled."""
         normed_BD = self.ops.norm.rms(hidden_BD, self.weights.outer.norm_D, self.config.rms_norm_eps)
         return self.ops.linear.dense(normed_BD, self.weights.outer.head)
+
+    def recall(self, tokens_TG: Tensor) -> dict[int, Tensor]:
+        """Return what every layer with an n-gram memory reads for these rows, by layer: it depends on ids only."""
+        return {
+            layer.role.layer: engram_memory(tokens_TG, layer.engram, self.ops)
+            for layer in self.weights.layers
+            if layer.engram is not None
+        }
 
     def ngram_tokens(self, ids_T: Tensor, history_RG: Tensor, step: StepLayout) -> Tensor:
         """Return the look-back of every row [T, G] through this model's token map (``engram.ngram_tokens``)."""

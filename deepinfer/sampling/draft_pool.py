@@ -131,6 +131,10 @@ class DraftPool:
         )
         return Drafts(self._token_ids_Pn[slots_R], distributions, self._chances_Pn[slots_R])
 
+    def chances(self, slots_R: torch.Tensor) -> torch.Tensor:
+        """Return a copy of the cumulative chances [R, n] that the slots hold."""
+        return self._chances_Pn[slots_R]
+
     def _empty(self, slots: torch.Tensor | slice) -> None:
         self._token_ids_Pn[slots] = PLACEHOLDER
         self._chances_Pn[slots] = 0.0

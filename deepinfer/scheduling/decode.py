@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deepinfer.cache.blocks import blocks_for
 from deepinfer.scheduling.admission import outgrown_text
@@ -17,11 +19,28 @@ from deepinfer.scheduling.states import Status
 from deepinfer.scheduling.step import ScheduledStep
 
 
+class DraftLengths(Protocol):
+    """Chooses how many drafts each running request verifies, where that is not the same for all."""
+
+    def choose(
+        self, rows_R: NDArray[np.int64], epoch_R: NDArray[np.int64], most_R: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return int64 [R], for each row of the sequence table in its occupation, at most ``most_R``."""
+
+
 class DecodeSelection:
     """Chooses the rows of a decode step."""
 
-    def __init__(self, config: SchedulerConfig, memory: Memory, roster: Roster, preemption: Preemption) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        memory: Memory,
+        roster: Roster,
+        preemption: Preemption,
+        lengths: DraftLengths | None = None,
+    ) -> None:
         self._config = config
+        self._lengths = lengths
         self._memory = memory
         self._roster = roster
         self._preemption = preemption
@@ -41,7 +60,9 @@ class DecodeSelection:
         if drafts or self._config.async_scheduling:
             rows_R = running.row_numbers()
             self._memory.look_ahead_to(rows_R, drafts, in_flight)
-            if self._config.async_scheduling and in_flight is None:
+            if self._lengths is not None:
+                self._choose_lengths(rows_R, self._lengths)
+            if in_flight is None and (self._config.async_scheduling or self._lengths is not None):
                 self._memory.give_back_surplus(rows_R)
             running.invalidate()
         running.refresh()
@@ -56,7 +77,7 @@ class DecodeSelection:
         elif in_flight is not None:
             return False
         elif drafts:
-            self._serve_with_fewer_drafts(drafts)
+            self._serve_with_fewer_drafts()
         else:
             self._serve_one_by_one()
         running.invalidate()
@@ -75,17 +96,24 @@ class DecodeSelection:
         fits = blocks_for(shortage.longest, self._config.block_size) <= self._config.num_usable_blocks
         return fits and self._memory.blocks.can_allocate(shortage.num_blocks)
 
-    def _serve_with_fewer_drafts(self, drafts: int) -> None:
+    def _choose_lengths(self, rows_R: NDArray[np.int64], lengths: DraftLengths) -> None:
+        table = self._memory.table
+        most_R = table.drafts.take(rows_R)
+        chosen_R = lengths.choose(rows_R, table.epoch.take(rows_R), most_R).clip(0, most_R)
+        table.look_ahead[rows_R] = table.drafts[rows_R] = chosen_R
+
+    def _serve_with_fewer_drafts(self) -> None:
         """Nobody loses its memory for another one's drafts: they get what the newest tokens leave.
 
         So requests are preempted exactly where they would be without drafts.
         """
         running = self._roster.running
+        wanted_Z = self._memory.table.look_ahead.copy()
         self._memory.give_up_look_ahead(running.row_numbers())
         self._serve_one_by_one()
         rows_R = running.row_numbers()
-        order = self._memory.table.serving_order(rows_R)
-        self._memory.look_ahead_as_far_as_possible(rows_R.take(order), drafts)
+        rows_R = rows_R.take(self._memory.table.serving_order(rows_R))
+        self._memory.look_ahead_as_far_as_possible(rows_R, wanted_Z.take(rows_R))
 
     def _serve_one_by_one(self) -> None:
         """Serve from the short end of the outputs and preempt from the long end, only for one who really needs it."""

@@ -102,7 +102,9 @@ class Memory:
         for row, count in zip(rows.tolist(), blocks.tolist(), strict=True):
             self.table.add_blocks(row, self.blocks.allocate_many(count))
 
-    def look_ahead_to(self, rows_R: NDArray[np.int64], drafts: int, in_flight: ScheduledStep | None = None) -> None:
+    def look_ahead_to(
+        self, rows_R: NDArray[np.int64], drafts: int | NDArray[np.int64], in_flight: ScheduledStep | None = None
+    ) -> None:
         """Note what the next step of each row computes beside its newest token, as far as there are positions for it.
 
         That is so many drafts, and before them what the step ``in_flight`` may add: the newest token may come to stand
@@ -146,7 +148,7 @@ class Memory:
             if needed < self.table.num_blocks[row]:
                 self.blocks.free_table(self.table.take_blocks_from(row, needed))
 
-    def look_ahead_as_far_as_possible(self, rows_R: NDArray[np.int64], drafts: int) -> None:
+    def look_ahead_as_far_as_possible(self, rows_R: NDArray[np.int64], drafts: int | NDArray[np.int64]) -> None:
         """Give free blocks to drafts, in the order of ``rows_R``; no row verifies more than its blocks hold."""
         table, size = self.table, self._config.block_size
         self.look_ahead_to(rows_R, drafts)

@@ -13,7 +13,7 @@ from deepinfer.scheduling import forking, invariants
 from deepinfer.scheduling.admission import Admission
 from deepinfer.scheduling.commit import Commit, RowFailure, refuse_misfit
 from deepinfer.scheduling.config import EngineType, SchedulerConfig
-from deepinfer.scheduling.decode import DecodeSelection
+from deepinfer.scheduling.decode import DecodeSelection, DraftLengths
 from deepinfer.scheduling.memory import Memory
 from deepinfer.scheduling.preemption import Preemption
 from deepinfer.scheduling.roster import Roster
@@ -36,7 +36,9 @@ class Scheduler:
     gives a step with rows or ends a request, and each step with rows computes at least one position.
     """
 
-    def __init__(self, config: SchedulerConfig, votes: VoteGroup | None = None) -> None:
+    def __init__(
+        self, config: SchedulerConfig, votes: VoteGroup | None = None, lengths: DraftLengths | None = None
+    ) -> None:
         self.config = config
         self.memory = Memory(config)
         self.roster = Roster(self.memory)
@@ -44,7 +46,7 @@ class Scheduler:
         self._votes: VoteGroup = SoloVotes() if votes is None else votes
         self._preemption = Preemption(config, self.memory, self.roster)
         self._admission = Admission(config, self.memory, self.roster, self._preemption)
-        self._decode = DecodeSelection(config, self.memory, self.roster, self._preemption)
+        self._decode = DecodeSelection(config, self.memory, self.roster, self._preemption, lengths)
         self._commit = Commit(self.memory, self.roster, self._admission)
         self._builder = StepBuilder(self.memory)
 

@@ -24,7 +24,7 @@ from deepinfer.engine.build import plan_ops, scheduler_config
 from deepinfer.engine.engine import Engine
 from deepinfer.engine.memory import PoolPlan, plan_pools
 from deepinfer.engine.readback import Results, ToHost
-from deepinfer.engine.worker import RowExtras
+from deepinfer.engine.worker import RowExtras, WorkerCounts
 from deepinfer.errors import InvariantError
 from deepinfer.model.config import ModelConfig
 from deepinfer.model.roles import derive_roles
@@ -169,6 +169,10 @@ class ShadowWorker(FailingWorker):
         ids = [*self._history(step, number, length).tolist(), run.rows[-1].token_id]
         right = self._rule.tokens(ids, self._num_drafts)
         return scripted(step.sequences[number].request_id, len(ids), right, self._config.vocab_size)
+
+    def counts(self) -> WorkerCounts:
+        """A shadow counts nothing."""
+        return WorkerCounts()
 
     def drafts(self, step: ScheduledStep) -> list[list[int]]:
         """Return scripted drafts, from what the memory holds before the step."""

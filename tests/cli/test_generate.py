@@ -64,10 +64,8 @@ def test_options_reach_the_library(run: Run, library: type[StandIn], tmp_path: P
         *("--stop-token-ids", "8,9", "--ignore-eos", "--logprobs", "4", "--json", "--dtype", "bfloat16"),
         *("--numerics", "served", "--kv-cache-dtype", "float32", "--max-model-len", "99", "--max-num-seqs", "2"),
         *("--max-num-batched-tokens", "64", "--block-size", "16", "--num-blocks", "10", "--num-state-slots", "4"),
-        *(
-            "--memory-utilization",
-            "0.5",
-        ),
+        *("--memory-utilization", "0.5", "--num-speculative-tokens", "2", "--verification", "coupled"),
+        *("--variable-verification", "--cost-curves", "kept", "--no-decode-graphs", "--graph-interval", "4"),
         *("--truncated-prefill", "mask", "--truncated-prefill-keep-tokens", "77", "--json-schema", schema),
     )
     assert ran.status == 0, ran.err
@@ -85,6 +83,12 @@ def test_options_reach_the_library(run: Run, library: type[StandIn], tmp_path: P
         "num_blocks": 10,
         "num_state_slots": 4,
         "memory_utilization": 0.5,
+        "num_speculative_tokens": 2,
+        "verification": "coupled",
+        "variable_verification": True,
+        "cost_curves": "kept",
+        "decode_graphs": False,
+        "graph_interval": 4,
         "truncated_prefill": "mask",
         "truncated_prefill_keep_tokens": 77,
     }

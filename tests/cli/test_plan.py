@@ -58,6 +58,28 @@ def test_a_driver_without_variables_shows_none(run: Run) -> None:
     assert json.loads(run("plan", "--accelerator", "cpu_ref", "--json").out)["runtime_variables"] == {}
 
 
+def test_the_plan_says_which_graphs_are_recorded_or_why_none_is(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = run("plan", "--accelerator", "cpu_ref").out
+    assert "decode_graphs    not recorded: driver 'cpu_ref' computes on the host" in out
+    asked = ["plan", "--accelerator", "cpu_ref", "--decode-graphs", "--max-num-seqs", "4"]
+    assert "decode_graphs    recorded, rows 1, 2, 4, 8, 16, 24\n" in run(*asked, "--num-speculative-tokens", "5").out
+    monkeypatch.setenv("DEEPINFER_DECODE_GRAPHS", "1")
+    monkeypatch.setenv("DEEPINFER_GRAPH_INTERVAL", "2")
+    made = json.loads(run("plan", "--accelerator", "cpu_ref", "--max-num-seqs", "5", "--json").out)["decode_graphs"]
+    assert made == {"recorded": True, "sizes": [1, 2, 4, 5], "why_not": ""}
+    made = json.loads(run("plan", "--accelerator", "cpu_ref", "--no-decode-graphs", "--json").out)["decode_graphs"]
+    assert (made["recorded"], made["why_not"]) == (False, "decode_graphs is off")
+
+
+def test_graphs_of_a_driver_without_them_are_refused_when_asked_for(run: Run) -> None:
+    assert (
+        "not recorded: driver 'null' does not claim the capability 'graphs'" in run("plan", "--accelerator", "null").out
+    )
+    ran = run("plan", "--accelerator", "null", "--decode-graphs")
+    assert ran.status == 1
+    assert "driver 'null' does not claim the capability 'graphs'" in ran.err
+
+
 def test_contradicting_options_are_refused(run: Run) -> None:
     ran = run("plan", "--accelerator", "cpu_ref", "--numerics", "served", "--dtype", "float64")
     assert ran.status == 2

@@ -195,6 +195,12 @@ def drive(tiny_directory: Path) -> Callable[..., Driven]:
     return build
 
 
+@pytest.fixture(scope="session")
+def in_hand() -> Callable[[Engine], Driven]:
+    """Take an engine in the hand."""
+    return Driven
+
+
 @pytest.fixture
 def oracle(drive: Callable[..., Driven]) -> Callable[..., Driven]:
     """Build an engine whose tokens are a hash of everything that its rows read."""

@@ -11,6 +11,7 @@ import torch
 from deepinfer import LLM
 from deepinfer.engine.options import EngineKeywords, EngineOptions
 from deepinfer.errors import ArgumentError
+from deepinfer.settings import Settings
 
 # Adding, renaming or removing an option means changing these lines, on purpose.
 FROZEN = {
@@ -33,6 +34,10 @@ FROZEN = {
     "prefill_any_attempt_interval": 100,
     "num_speculative_tokens": 0,
     "verification": "standard",
+    "variable_verification": None,
+    "cost_curves": None,
+    "decode_graphs": None,
+    "graph_interval": None,
     "truncated_prefill": None,
     "truncated_prefill_keep_tokens": None,
     "seed": 0,
@@ -189,3 +194,13 @@ def test_a_completion_engine_refuses_prompts_until_requests_can_be_handed_over(d
     engine.drain(limit=20)
     assert engine.answer("a").finish_reason == "ignored"
     assert "decode steps only" in engine.answer("a").message
+
+
+def test_the_environment_varies_lengths_only_where_there_are_drafts() -> None:
+    settings = Settings(enable_mtp_varlen=True, cost_curves="/kept")
+    assert EngineOptions(num_speculative_tokens=2).under(settings).variable_verification is True
+    assert EngineOptions().under(settings).variable_verification is False
+    asked = EngineOptions(num_speculative_tokens=2, variable_verification=False, cost_curves="/mine").under(settings)
+    assert (asked.variable_verification, asked.cost_curves) == (False, "/mine")
+    with pytest.raises(ArgumentError, match="set num_speculative_tokens as well"):
+        EngineOptions(variable_verification=True)

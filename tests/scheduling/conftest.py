@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from deepinfer.scheduling.config import SchedulerConfig
+from deepinfer.scheduling.decode import DraftLengths
 from deepinfer.scheduling.scheduler import Scheduler
 from deepinfer.scheduling.sequence import Sequence, StopRules
 from deepinfer.scheduling.step import ScheduledStep, StepCommit, TerminalRecord
@@ -161,9 +162,10 @@ class Bench:
     checks: bool = True
     in_flight: tuple[ScheduledStep, Callable[[], None]] | None = None
     is_right: Callable[[str, int], bool] = mixed_drafts
+    lengths: DraftLengths | None = None
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(self.config)
+        self.scheduler = Scheduler(self.config, lengths=self.lengths)
         self.worker = TapeWorker(self.config, self.is_right)
         self.free = (self.scheduler.free_blocks, self.scheduler.free_state_slots)
 
@@ -269,7 +271,7 @@ def make_bench() -> Callable[..., Bench]:
             "max_model_len": 256,
             "prefill_attempt_interval": 1,
         }
-        bench = {name: settings.pop(name) for name in ("is_right",) if name in settings}
+        bench = {name: settings.pop(name) for name in ("is_right", "lengths") if name in settings}
         return Bench(SchedulerConfig(**{**defaults, **settings}), **bench)
 
     return make

@@ -12,9 +12,18 @@ import torch
 
 from deepinfer.accelerator.capabilities import Capabilities, OpCapability, Repeatability
 from deepinfer.accelerator.collectives import Collectives, RankPlace
-from deepinfer.accelerator.interface import AcceleratorDriver, Availability, LinearShape, MemoryInfo, OpOptions, Stream
+from deepinfer.accelerator.interface import (
+    AcceleratorDriver,
+    Availability,
+    Graph,
+    LinearShape,
+    MemoryInfo,
+    OpOptions,
+    Stream,
+)
 from deepinfer.accelerator.ops import OpGroup
 from deepinfer_cpu_ref.attention import CpuRefAttention
+from deepinfer_cpu_ref.call_list import CallList, Recorder
 from deepinfer_cpu_ref.codec import CpuRefCodec
 from deepinfer_cpu_ref.compression import CpuRefCompression
 from deepinfer_cpu_ref.computation import ACTIVATION_DTYPES, Computation
@@ -51,6 +60,13 @@ GROUPS: tuple[type[OpGroup], ...] = (
 )
 
 
+NOT_RECORDED = frozenset(
+    {"linear.prepare", "linear.prepare_grouped", "experts.prepare", "experts.prepare_shared"}
+    | {"moves.save", "moves.restore"}
+)
+"""Ops that no graph holds: they run once a weight while it is loaded, or carry data out of the device."""
+
+
 class Driver(AcceleratorDriver):
     """Every op of the contract on any machine with torch: the reference, the fallback and the embedded default."""
 
@@ -69,6 +85,7 @@ class Driver(AcceleratorDriver):
         self._tensors_on = device
         self._readable = readable or device.type != HOST.type
         self._streams: weakref.WeakSet[ThreadStream] = weakref.WeakSet()
+        self._recorder = Recorder()
 
     @classmethod
     def availability(cls) -> Availability:
@@ -87,18 +104,25 @@ class Driver(AcceleratorDriver):
         return host_memory()
 
     def capabilities(self) -> Capabilities:
-        """Return the claims: every op, in both numerics and cache formats, R2 when asked for, ranks where Gloo is."""
-        claim = OpCapability(
-            dtypes=frozenset(ACTIVATION_DTYPES),
-            numerics=frozenset({"portable", "served"}),
-            kv_formats=frozenset({"released", "float32"}),
-            graph_safe=False,
-            repeatability=Repeatability.BATCH_INVARIANT,
-            provider="native",
-        )
-        names = (f"{group.group}.{name}" for group in GROUPS for name in group.implemented())
+        """Return the claims: every op, in both numerics and cache formats, R2 when asked for, ranks where Gloo is.
+
+        Graphs are lists of calls, see `deepinfer_cpu_ref.call_list`; elsewhere than on the host there are none.
+        """
+        on_host = self._tensors_on.type == HOST.type
+        ops = {}
+        for group in GROUPS:
+            for name in group.implemented():
+                identifier = f"{group.group}.{name}"
+                ops[identifier] = OpCapability(
+                    dtypes=frozenset(ACTIVATION_DTYPES),
+                    numerics=frozenset({"portable", "served"}),
+                    kv_formats=frozenset({"released", "float32"}),
+                    graph_safe=on_host and identifier not in NOT_RECORDED,
+                    repeatability=Repeatability.BATCH_INVARIANT,
+                    provider="native",
+                )
         return Capabilities(
-            ops=MappingProxyType(dict.fromkeys(names, claim)), collectives=("gloo",) if _gloo_is_there() else ()
+            ops=MappingProxyType(ops), graphs=on_host, collectives=("gloo",) if _gloo_is_there() else ()
         )
 
     def op_groups(self, options: OpOptions) -> Mapping[str, OpGroup]:
@@ -123,7 +147,12 @@ class Driver(AcceleratorDriver):
         if self._tensors_on.type != HOST.type:
             groups["sampling"] = on_host(groups["sampling"], self._tensors_on, but=("adjust",))
             groups["drafting"] = on_host(groups["drafting"], self._tensors_on, but=("attend",))
-        return MappingProxyType(groups)
+            return MappingProxyType(groups)
+        return MappingProxyType({name: self._recorder.watched(group) for name, group in groups.items()})
+
+    def new_graph(self) -> Graph:
+        """Return an empty list of calls."""
+        return CallList(self._recorder) if self._tensors_on.type == HOST.type else super().new_graph()
 
     def new_stream(self) -> Stream:
         """Return a queue with a thread of its own."""

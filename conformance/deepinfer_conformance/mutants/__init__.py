@@ -28,7 +28,7 @@ from deepinfer_conformance.case import Case
 from deepinfer_conformance.data.call import mapped, tensors
 from deepinfer_conformance.drivers import Calls, Fault, FaultKind, FaultyDriver
 from deepinfer_conformance.mutants import rank_mutants
-from deepinfer_conformance.mutants.hosts import GraphDriver, RecordedGraph
+from deepinfer_conformance.mutants.hosts import GraphDriver, GraphlessDriver, RecordedGraph
 from deepinfer_conformance.mutants.numeric import late_bit, value_faults
 from deepinfer_conformance.mutants.rewiring import OpFunction, RewiredDriver
 
@@ -227,7 +227,9 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "L0/claims": Mutant("implements an op that it does not claim", _part("capabilities", _claims_too_much)),
     "L0/memory": Mutant("has more free memory than memory", _part("memory", _too_much_memory)),
     "L0/allocation": Mutant("hands out the same memory twice", _part("allocate", _one_buffer)),
-    "L0/unclaimed": Mutant("gives a graph without claiming graphs", _part("new_graph", lambda _: RecordedGraph)),
+    "L0/unclaimed": Mutant(
+        "gives a graph without claiming graphs", _part("new_graph", lambda _: RecordedGraph), GraphlessDriver
+    ),
     "L0/determinism": Mutant("refuses to prove what every op claims", _part("set_determinism", _refuses_its_claim)),
     "L1/numerics": Mutant("one element is off by twice its bound, or by one bit", _faulty(value_faults)),
     "L1/prepared": Mutant("says that a weight holds no bytes", _op(_forgets_bytes)),

@@ -1,4 +1,4 @@
-"""Drivers on which checks can be shown that cpu_ref does not claim: recorded graphs."""
+"""Drivers on which checks can be shown that need other claims than cpu_ref's about recorded graphs."""
 
 from __future__ import annotations
 
@@ -67,8 +67,18 @@ class Borrowed(AcceleratorDriver):
         self.inner.set_determinism(level, shapes)
 
 
+class GraphlessDriver(Borrowed):
+    """The reference without recorded graphs."""
+
+    def capabilities(self) -> Capabilities:
+        """Claim no graphs."""
+        claims = self.inner.capabilities()
+        ops = {op: dataclasses.replace(claim, graph_safe=False) for op, claim in claims.ops.items()}
+        return dataclasses.replace(claims, ops=ops, graphs=False)
+
+
 class GraphDriver(Borrowed):
-    """The reference with recorded graphs, as far as a host can have them."""
+    """The reference with graphs as a device has them: every torch operation is recorded, those inside of ops too."""
 
     def capabilities(self) -> Capabilities:
         """Claim graphs for every op."""

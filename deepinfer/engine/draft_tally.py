@@ -1,0 +1,45 @@
+"""What became of drafts, place by place, beside what the draft model expected.
+
+Shapes: R requests, n drafts a request.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class DraftTally:
+    """Counts over the life of an engine; place j counts only together with all places before it.
+
+    Attributes:
+        verified_n: how often a draft of each place was verified.
+        accepted_n: how often it was accepted.
+    """
+
+    def __init__(self, drafts: int) -> None:
+        self.verified_n = np.zeros(drafts, np.int64)
+        self.accepted_n = np.zeros(drafts, np.int64)
+        self._expected_n = np.zeros(drafts)
+
+    def note(
+        self, verified_R: NDArray[np.integer], accepted_R: NDArray[np.integer], chances_Rn: NDArray[np.floating]
+    ) -> None:
+        """Count a step.
+
+        Args:
+            verified_R: drafts that each request verified.
+            accepted_R: how many of them were accepted.
+            chances_Rn: cumulative chances of all drafts.
+        """
+        places_n = np.arange(len(self.verified_n))
+        is_verified_Rn = places_n < verified_R[:, None]
+        self.verified_n += is_verified_Rn.sum(0)
+        self.accepted_n += (is_verified_Rn & (places_n < accepted_R[:, None])).sum(0)
+        self._expected_n += np.where(is_verified_Rn, chances_Rn, 0.0).sum(0)
+
+    @property
+    def confidence_error(self) -> float:
+        """How far expected and real acceptance lie apart: over all places, as a share of the verified drafts."""
+        verified = int(self.verified_n.sum())
+        return float(np.abs(self._expected_n - self.accepted_n).sum() / verified) if verified else 0.0

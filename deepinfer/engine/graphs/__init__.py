@@ -1,0 +1,1 @@
+"""Recorded graphs of decode steps: sizes, buffers, capture and replay."""

@@ -1,0 +1,111 @@
+"""What decode steps cost: a curve measured at start, corrected by what steps have taken since.
+
+The curve is measured with made-up requests, short contexts and a machine that does nothing else. Real steps differ:
+they tell, by their rows, how much (:class:`StepCosts`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from statistics import fmean, median
+
+import numpy as np
+
+from deepinfer.sampling.verify_budget import CostCurve
+
+Clock = Callable[[], float]
+"""Seconds from some fixed moment."""
+
+TIMED_RUNS = 5
+"""Runs of each size that are timed, after one that is not; the best and the worst are dropped."""
+
+LEAST_STEPS = 10
+"""So many steps must have been seen before they correct anything."""
+
+LEAST_SAMPLER_TIMES = 5
+NEWEST_SAMPLER_TIMES = 9
+_REMEMBERED_STEPS = 64
+_LEAST_SHARE = 0.1
+"""No correction makes a step cheaper than this share of what was measured."""
+
+
+def measure_curve(
+    sizes: Sequence[int],
+    prepare: Callable[[int], Callable[[], object]],
+    clock: Clock,
+    *,
+    is_padded: bool,
+    tick: Callable[[], object] = lambda: None,
+) -> CostCurve:
+    """Time steps of each size.
+
+    Args:
+        sizes: rows, ascending.
+        prepare: returns, for a size, what runs one step and waits for its end.
+        clock: seconds.
+        is_padded: steps of other sizes will be padded to one of these.
+        tick: called once for each size.
+    """
+    seconds = []
+    for size in sizes:
+        run = prepare(size)
+        run()
+        times = []
+        for _ in range(TIMED_RUNS):
+            before = clock()
+            run()
+            times.append(clock() - before)
+        seconds.append(fmean(sorted(times)[1:-1]))
+        tick()
+    return CostCurve(tuple(sizes), tuple(seconds), is_padded)
+
+
+class StepCosts:
+    """The curve as it is believed to be now.
+
+    Attributes:
+        measured: the curve of the start.
+    """
+
+    def __init__(self, measured: CostCurve) -> None:
+        self.measured = measured
+        self._steps: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED_STEPS)
+        self._sampler_times: deque[float] = deque(maxlen=NEWEST_SAMPLER_TIMES)
+        self._curve: CostCurve | None = measured
+
+    def note(self, rows: int, step_s: float, sampler_s: float) -> None:
+        """Remember what a step of so many rows took: the pass with its logits, and everything after them."""
+        self._steps.append((rows, step_s))
+        self._sampler_times.append(sampler_s)
+        self._curve = None
+
+    @property
+    def sampler_s(self) -> float:
+        """The median of the newest times of judging and drafting; 0 until there are enough."""
+        return median(self._sampler_times) if len(self._sampler_times) >= LEAST_SAMPLER_TIMES else 0.0
+
+    @property
+    def curve(self) -> CostCurve:
+        """The measured curve, with the slope and the height that steps since have shown; costs never fall with rows."""
+        if self._curve is None:
+            self._curve = self.measured if len(self._steps) < LEAST_STEPS else self._corrected()
+        return self._curve
+
+    def _corrected(self) -> CostCurve:
+        rows = np.array([rows for rows, _ in self._steps])
+        took = np.array([seconds for _, seconds in self._steps])
+        seen = np.unique(rows)
+        # A step that was interrupted says nothing about its rows: medians do not listen to it.
+        found = np.array([np.median(took[rows == each]) for each in seen])
+        expected = np.array([self.measured.of(int(each)) for each in seen])
+        before = np.array(self.measured.seconds)
+        if len(seen) == 1:
+            # One size says how fast the machine is, nothing about the slope.
+            after = before * (found[0] / expected[0])
+        else:
+            weights = np.sqrt([np.count_nonzero(rows == each) for each in seen])
+            slope, height = np.polyfit(seen, found - expected, 1, w=weights)
+            after = before + height + slope * np.array(self.measured.sizes)
+        after = np.maximum.accumulate(np.maximum(after, before * _LEAST_SHARE))
+        return CostCurve(self.measured.sizes, tuple(after.tolist()), self.measured.is_padded)

@@ -1,0 +1,154 @@
+"""Costs of decode steps: measured by a clock that the test turns, corrected by steps, kept by what they depend on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deepinfer.engine.cost_curves import CurveFolder
+from deepinfer.engine.draft_tally import DraftTally
+from deepinfer.engine.step_costs import StepCosts, measure_curve
+from deepinfer.engine.verify_lengths import VerifyLengths
+from deepinfer.sampling.verify_budget import CostCurve, choose_drafts
+
+CURVE = CostCurve((1, 2, 4, 8), (1.0, 1.1, 1.3, 1.7))
+FACTS = {"device": "a", "versions": {"torch": "2"}, "drafts": 3, "sizes": [1, 2, 4, 8], "is_padded": True}
+
+
+class Turned:
+    """A clock that stands still unless it is turned."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_first_run_the_best_and_the_worst_do_not_count() -> None:
+    clock, prepared = Turned(), []
+
+    def prepare(size: int) -> Callable[[], object]:
+        prepared.append(size)
+        took: Iterator[float] = iter([1000.0, 9.0 * size, 1.0 * size, 4.0 * size, 2.0 * size, 3.0 * size])
+
+        def run() -> None:
+            clock.now += next(took)
+
+        return run
+
+    assert measure_curve((1, 4), prepare, clock, is_padded=False) == CostCurve((1, 4), (3.0, 12.0), is_padded=False)
+    assert prepared == [1, 4]
+
+
+def test_fewer_than_ten_steps_correct_nothing() -> None:
+    costs = StepCosts(CURVE)
+    for _ in range(9):
+        costs.note(8, 5.0, 0.5)
+    assert costs.curve == CURVE
+    costs.note(8, 5.0, 0.5)
+    assert costs.curve != CURVE
+
+
+def test_a_measured_slope_and_height_correct_every_size() -> None:
+    costs = StepCosts(CURVE)
+    for rows in (1, 2, 4, 8) * 3:
+        costs.note(rows, CURVE.of(rows) + 0.25 + 0.5 * rows, 0.0)
+    assert costs.curve.seconds == pytest.approx([1.75, 2.35, 3.55, 5.95])
+
+
+def test_steps_of_one_size_say_how_fast_the_machine_is() -> None:
+    costs = StepCosts(CURVE)
+    for _ in range(10):
+        costs.note(4, 2.6, 0.0)
+    assert costs.curve.seconds == pytest.approx([2.0, 2.2, 2.6, 3.4])
+
+
+def test_single_slow_steps_and_absurd_slopes_leave_a_curve_that_rises() -> None:
+    costs = StepCosts(CURVE)
+    for rows, took in [(1, 1.0), (8, 1.7)] * 5 + [(8, 400.0)]:
+        costs.note(rows, took, 0.0)
+    assert costs.curve.seconds == pytest.approx(CURVE.seconds)
+    falling = StepCosts(CURVE)
+    for rows, took in [(1, 9.0), (8, 0.001)] * 5:
+        falling.note(rows, took, 0.0)
+    assert list(falling.curve.seconds) == sorted(falling.curve.seconds)
+    assert min(falling.curve.seconds) > 0
+
+
+def test_the_samplers_time_is_a_median_of_the_last_nine_and_of_at_least_five() -> None:
+    costs = StepCosts(CURVE)
+    for nth in range(4):
+        costs.note(1, 1.0, float(nth))
+        assert costs.sampler_s == 0.0
+    costs.note(1, 1.0, 100.0)
+    assert costs.sampler_s == 2.0
+    for _ in range(9):
+        costs.note(1, 1.0, 7.0)
+    assert costs.sampler_s == 7.0
+
+
+def test_lengths_follow_chances_and_costs_and_are_never_worse_than_fixed_ones() -> None:
+    chances_Rn = np.array([[0.9, 0.8], [0.3, 0.1]])
+    costs = StepCosts(CostCurve((2, 4, 6), (1.0, 1.1, 3.0)))
+    lengths = VerifyLengths(costs, lambda rows_R, epoch_R: chances_Rn)
+    rows_R = np.arange(2)
+    assert lengths.choose(rows_R, rows_R, np.array([2, 2])).tolist() == [2, 0]
+    assert lengths.choose(rows_R, rows_R, np.array([1, 2])).tolist() == [1, 1]
+    for _ in range(10):
+        costs.note(6, 0.3, 0.2)  # everything turns out to be ten times cheaper but the sampler
+    chosen = choose_drafts(chances_Rn, costs.curve, costs.sampler_s)
+    fixed = (2 + chances_Rn.sum()) / (costs.curve.of(6) + costs.sampler_s)
+    assert chosen.tokens_per_s >= fixed
+    assert lengths.choose(rows_R[:0], rows_R[:0], rows_R[:0]).tolist() == []
+
+
+def test_a_curve_is_found_by_all_that_it_depends_on_and_by_nothing_less(tmp_path: Path) -> None:
+    folder = CurveFolder(tmp_path / "made")
+    assert folder.find(FACTS) is None
+    assert folder.keep(FACTS, CURVE)
+    assert folder.find(FACTS) == CURVE
+    for name in ("device", "versions", "drafts", "is_padded"):
+        assert folder.find({**FACTS, name: "another"}) is None
+    assert folder.keep(FACTS, CostCurve(CURVE.sizes, (2.0, 2.0, 2.0, 2.0)))
+    assert folder.find(FACTS).seconds == (2.0, 2.0, 2.0, 2.0)
+    assert len(list(folder.folder.iterdir())) == 1
+
+
+def test_nothing_that_is_not_ours_is_ever_deleted_or_overwritten(tmp_path: Path) -> None:
+    folder = CurveFolder(tmp_path)
+    (tmp_path / "cost-curve-of-somebody.json").write_text("{}")
+    (tmp_path / "notes.txt").write_text("mine")
+    mine = folder.file(FACTS)
+    kept = {"format": 1, "facts": FACTS, "sizes": [1, 2, 4, 8], "seconds": [1, 2, 3, "x"]}
+    foreign = ["", "not json", "[]", "{}", json.dumps(kept), json.dumps({**kept, "format": 2, "seconds": [1] * 4})]
+    for content in foreign:
+        mine.write_text(content)
+        assert folder.find(FACTS) is None
+        assert not folder.keep(FACTS, CURVE)
+        assert mine.read_text() == content
+    mine.unlink()
+    assert folder.keep(FACTS, CURVE)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_place_where_nothing_can_be_kept_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert not CurveFolder(tmp_path / "file").keep(FACTS, CURVE)
+
+
+def test_what_was_expected_of_drafts_is_compared_with_what_became_of_them() -> None:
+    tally = DraftTally(3)
+    assert tally.confidence_error == 0.0
+    chances_Rn = np.array([[0.5, 0.25, 0.1], [0.5, 0.25, 0.1], [0.9, 0.9, 0.9]])
+    tally.note(np.array([2, 1, 0]), np.array([1, 0, 0]), chances_Rn)
+    assert tally.verified_n.tolist() == [2, 1, 0]
+    assert tally.accepted_n.tolist() == [1, 0, 0]
+    assert tally.confidence_error == pytest.approx((0 + 0.25) / 3)
+    tally.note(np.array([3, 3, 3]), np.array([3, 0, 2]), np.zeros((3, 3)))
+    assert tally.accepted_n.tolist() == [3, 2, 1]

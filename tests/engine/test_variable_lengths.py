@@ -1,0 +1,178 @@
+"""Variable verification through the whole engine: other cuts of the steps, the same tokens where that is promised.
+
+Reported faults: 33 and 35.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from deepinfer import SamplingParams
+from deepinfer.engine.build import build_engine_on
+from deepinfer.engine.engine import Engine
+from deepinfer.engine.options import EngineOptions
+from deepinfer.engine.speculation import ModelSpeculation, Newest, Round
+from deepinfer.engine.step_costs import StepCosts
+from deepinfer.errors import ArgumentError
+from deepinfer.sampling.verify_budget import CostCurve
+from deepinfer.scheduling.step import ScheduledStep
+from deepinfer.settings import Settings
+from deepinfer_cpu_ref import Driver as ReferenceDriver
+
+SIZES = {"max_num_seqs": 4, "num_blocks": 40, "block_size": 8, "max_num_batched_tokens": 24}
+PROMPTS = ([9, 8, 7, 6], [5, 6, 7] * 5, [400, 2, 9], list(range(30, 47)))
+PARAMS = (
+    {"temperature": 0.7, "top_p": 0.8},
+    {"temperature": 1.0, "top_k": 20, "logprobs": 2},
+    {"temperature": 0},
+    {"temperature": 1.3, "presence_penalty": 0.5},
+)
+
+
+class StepClock:
+    """A clock that is a second further at every reading: by it every step costs the same."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+class SetCosts(StepCosts):
+    """Costs that the test sets and no step corrects."""
+
+    def note(self, rows: int, step_s: float, sampler_s: float) -> None:
+        """Learn nothing."""
+
+
+def set_costs(engine: Engine, base: float, per_row: float) -> None:
+    sizes = engine.worker.lengths.costs.measured.sizes
+    curve = CostCurve(sizes, tuple(base + per_row * size for size in sizes), is_padded=False)
+    engine.worker.lengths.costs = SetCosts(curve)
+
+
+def varying(**options: Any) -> Engine:
+    given = EngineOptions(num_speculative_tokens=3, variable_verification=True, **{**SIZES, **options})
+    return build_engine_on(ReferenceDriver(), None, given, Settings(), clock=StepClock())
+
+
+def run(engine: Engine, count: int = 4, max_tokens: int = 6) -> tuple[list[tuple[int, ...]], list[list[int]]]:
+    """The tokens of each request, and the rows of each decode step."""
+    for number in range(count):
+        params = SamplingParams(seed=number, max_tokens=max_tokens, ignore_eos=True, **PARAMS[number])
+        engine.add_request(str(number), PROMPTS[number], params)
+    ended, widths = {}, []
+    while engine.has_unfinished_requests():
+        for record in engine.step():
+            if record.finished:
+                ended[record.request_id] = record.outputs[0].token_ids
+        engine.check_invariants()
+        if engine.last_step.kind == "decode":
+            widths.append([row.q for row in engine.last_step.rows])
+    return [ended[str(number)] for number in range(count)], widths
+
+
+@pytest.fixture
+def _hopeful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chances that differ from request to request and from round to round, and reach from none to all."""
+
+    def round_with_chances(speculation: Any, step: ScheduledStep, newest: Newest, pools: Any) -> Round:
+        made = original(speculation, step, newest, pools)
+        base_R = ((newest.block.context_R * 7 + newest.block.state_slots_R * 5) % 11).to(torch.float32) / 10
+        powers_n = torch.arange(1, speculation.drafts + 1)
+        return made._replace(chances_Rn=base_R.unsqueeze(1) ** powers_n)
+
+    original = ModelSpeculation._round
+    monkeypatch.setattr(ModelSpeculation, "_round", round_with_chances)
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[tuple[int, ...]]:
+    options = EngineOptions(batch_invariant=True, **SIZES)
+    return run(build_engine_on(ReferenceDriver(), None, options, Settings()))[0]
+
+
+@pytest.mark.usefixtures("_hopeful")
+@pytest.mark.parametrize("graphs", [False, True])
+def test_coupled_tokens_are_those_of_fixed_lengths_and_of_no_drafts(
+    plain: list[tuple[int, ...]],
+    graphs: bool,  # noqa: FBT001
+) -> None:
+    """Level R4, whatever is verified."""
+    options = {"verification": "coupled", "batch_invariant": True, "decode_graphs": graphs}
+    fixed = EngineOptions(num_speculative_tokens=3, **SIZES, **options)
+    assert run(build_engine_on(ReferenceDriver(), None, fixed, Settings()))[0] == plain
+    engine = varying(**options)
+    set_costs(engine, base=1.0, per_row=0.2)
+    tokens, widths = run(engine)
+    assert tokens == plain
+    assert len({tuple(each) for each in widths}) > 2
+    assert any(len(set(each)) > 1 for each in widths)
+    assert (engine.stats().replayed_steps > 0) is graphs
+
+
+@pytest.mark.usefixtures("_hopeful")
+def test_where_rows_cost_nothing_every_draft_with_a_chance_is_verified() -> None:
+    engine = varying()
+    widths = run(engine)[1]
+    assert {q for each in widths for q in each} == {1, 4}  # a chance of 0 is none
+    assert engine.worker.lengths.costs.measured.seconds == (1.0,) * 5
+    assert engine.worker.lengths.costs.sampler_s == 1.0
+
+
+@pytest.mark.usefixtures("_hopeful")
+def test_dear_rows_are_spent_on_the_likeliest_drafts_only() -> None:
+    engine = varying()
+    set_costs(engine, base=0.5, per_row=1.0)
+    widths = run(engine)[1]
+    assert 1.0 < sum(map(sum, widths)) / sum(map(len, widths)) < 2.0
+    stats = engine.stats()
+    assert stats.verified_by_place[0] >= stats.verified_by_place[1] >= stats.verified_by_place[2]
+    assert sum(stats.verified_by_place) == stats.drafted_tokens > 0
+    assert sum(stats.accepted_by_place) == stats.accepted_tokens
+    assert stats.confidence_error > 0
+
+
+@pytest.mark.usefixtures("_hopeful")
+def test_each_request_is_as_alone_with_the_lengths_that_it_had() -> None:
+    """Fault 35: settings of one request are never another one's, whatever the widths of the step."""
+    engine = varying(verification="coupled", batch_invariant=True)
+    set_costs(engine, base=1.0, per_row=0.2)
+    together = run(engine)[0]
+    engine.add_request("alone", PROMPTS[3], SamplingParams(seed=3, max_tokens=6, ignore_eos=True, **PARAMS[3]))
+    records = []
+    while engine.has_unfinished_requests():
+        records += engine.step()
+    assert records[-1].outputs[0].token_ids == together[3]
+
+
+def test_costs_are_measured_once_and_found_by_the_next_start(tmp_path: Path) -> None:
+    first = varying(cost_curves=str(tmp_path)).worker.lengths.costs.measured
+    (file,) = tmp_path.iterdir()
+    kept = json.loads(file.read_text())
+    assert kept["facts"]["drafts"] == 3
+    file.write_text(json.dumps({**kept, "seconds": [2.0, 3.0, 4.0, 5.0, 6.0]}))
+    again = varying(cost_curves=str(tmp_path)).worker.lengths.costs.measured
+    assert (first.sizes, first.seconds) == ((1, 2, 4, 8, 16), (1.0,) * 5)
+    assert again.seconds == (2.0, 3.0, 4.0, 5.0, 6.0)
+    other = varying(cost_curves=str(tmp_path), kv_cache_dtype="float32").worker.lengths.costs.measured
+    assert other.seconds == (1.0,) * 5
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_standard_verification_must_not_vary_where_batch_invariance_is_demanded() -> None:
+    with pytest.raises(ArgumentError, match="Use verification='coupled'"):
+        varying(batch_invariant=True)
+    assert varying(batch_invariant=True, verification="coupled").worker.lengths is not None
+
+
+def test_an_engine_of_fixed_lengths_measures_nothing() -> None:
+    options = EngineOptions(num_speculative_tokens=3, **SIZES)
+    assert build_engine_on(ReferenceDriver(), None, options, Settings()).worker.lengths is None
