@@ -58,12 +58,21 @@ class StepTime:
         seconds: how long it took.
         positions: query positions that it computed.
         tokens: tokens that it emitted.
+        host_s: the host's own work in it.
+        device_s: what the device worked for the steps that were read in it; None where the driver does not measure.
     """
 
     kind: Literal["prefill", "decode", "empty"]
     seconds: float
     positions: int
     tokens: int
+    host_s: float = 0.0
+    device_s: float | None = None
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether its time is a decode step's; planned ahead, the last one is read where nothing else runs."""
+        return self.kind == "decode" or (self.kind == "empty" and self.tokens > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +120,15 @@ def run_batch(
     for request_id, prompt in zip(token_times, prompts, strict=True):
         engine.add_request(request_id, prompt, params)
     while engine.has_unfinished_requests():
-        before = clock()
+        before, spent = clock(), engine.times
         records = engine.step()
         now = clock()
         grown = _grown(records, token_times)
         for request_id in grown:
             token_times[request_id].append(now - begun)
         positions = sum(row.q for row in engine.last_step.rows)
-        steps.append(StepTime(engine.last_step.kind, now - before, positions, len(grown)))
+        host_s, device_s = engine.times.since(spent)
+        steps.append(StepTime(engine.last_step.kind, now - before, positions, len(grown), host_s, device_s))
         problems += _problems(records)
     if problems:
         raise ArgumentError("bench", problems)

@@ -31,6 +31,7 @@ class ModelFacts:
         load_s: seconds from the directory to an engine that is ready.
         peak_resident_bytes: the largest resident size of the process, loading included.
         peak_since: from when that counts: "mark" is the moment before loading.
+        async_scheduling: whether decode steps are planned ahead.
     """
 
     model: str
@@ -43,6 +44,7 @@ class ModelFacts:
     load_s: float
     peak_resident_bytes: int
     peak_since: str
+    async_scheduling: bool = False
 
 
 @dataclass(frozen=True, slots=True)

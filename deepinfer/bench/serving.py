@@ -10,7 +10,7 @@ from statistics import median
 
 from deepinfer.accelerator import AcceleratorDriver
 from deepinfer.bench.environment import Environment, describe_environment
-from deepinfer.bench.generation import BatchRun, GenerationSettings, random_prompts, run_batch
+from deepinfer.bench.generation import BatchRun, GenerationSettings, StepTime, random_prompts, run_batch
 from deepinfer.bench.memory import PeakMark
 from deepinfer.bench.model import ModelFacts, ModelSource
 from deepinfer.bench.prompts import Prompt, prompt_ids
@@ -53,6 +53,9 @@ class LatencyResult:
         first_token_ms_p50, first_token_ms_p99: from the submission of the batch to a request's first token.
         token_ms_p50, token_ms_p90, token_ms_p99: between two tokens of a request.
         request_ms_p50, request_ms_p99: from the submission to a request's last token.
+        step_host_ms: of a decode step, the host's own work: planning, committing, building records.
+        step_device_ms: of a decode step, the device's work; None where the driver does not measure it.
+        step_bubble_ms: of a decode step, the time in which the device had nothing to do; None likewise.
     """
 
     batch_size: int
@@ -63,6 +66,9 @@ class LatencyResult:
     token_ms_p99: float
     request_ms_p50: float
     request_ms_p99: float
+    step_host_ms: float
+    step_device_ms: float | None
+    step_bubble_ms: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +170,7 @@ def serve(
         load_s=round(load_s, 3),
         peak_resident_bytes=peak.peak_resident_bytes,
         peak_since=peak.since,
+        async_scheduling=bool(engine.options.async_scheduling),
     )
     return Served(ServingSettings(facts, settings), describe_environment(), tuple(runs))
 
@@ -172,13 +179,13 @@ def _throughput(runs: Sequence[BatchRun]) -> ThroughputResult:
     prefill, decode, output, requests, step_ms = [], [], [], [], []
     for run in runs:
         prefills = [step for step in run.steps if step.kind == "prefill"]
-        decodes = [step for step in run.steps if step.kind == "decode"]
+        decodes = [step for step in run.steps if step.is_decode]
         decode_s = sum(step.seconds for step in decodes)
         prefill.append(sum(step.positions for step in prefills) / sum(step.seconds for step in prefills))
         decode.append(sum(step.tokens for step in decodes) / decode_s)
         output.append(sum(step.tokens for step in run.steps) / run.seconds)
         requests.append(run.batch_size / run.seconds)
-        step_ms.append(1e3 * decode_s / len(decodes))
+        step_ms.append(1e3 * decode_s / _count(decodes))
     return ThroughputResult(
         batch_size=runs[0].batch_size,
         prefill_tokens_per_s=round(median(prefill), 2),
@@ -199,6 +206,15 @@ def _latency(runs: Sequence[BatchRun]) -> LatencyResult:
     def milliseconds(values: Sequence[float], share: float) -> float:
         return round(1e3 * quantile(values, share), 3)
 
+    decodes = [step for run in runs for step in run.steps if step.is_decode]
+    count = _count(decodes)
+    device = [step.device_s for step in decodes if step.device_s is not None]
+    device_s = sum(device) if len(device) == len(decodes) else None
+    bubble_s = None if device_s is None else max(0.0, sum(step.seconds for step in decodes) - device_s)
+
+    def of_step(seconds: float | None) -> float | None:
+        return None if seconds is None else round(1e3 * seconds / count, 3)
+
     return LatencyResult(
         batch_size=runs[0].batch_size,
         first_token_ms_p50=milliseconds(first, 0.5),
@@ -208,4 +224,11 @@ def _latency(runs: Sequence[BatchRun]) -> LatencyResult:
         token_ms_p99=milliseconds(between, 0.99),
         request_ms_p50=milliseconds(whole, 0.5),
         request_ms_p99=milliseconds(whole, 0.99),
+        step_host_ms=round(1e3 * sum(step.host_s for step in decodes) / count, 3),
+        step_device_ms=of_step(device_s),
+        step_bubble_ms=of_step(bubble_s),
     )
+
+
+def _count(decodes: Sequence[StepTime]) -> int:
+    return sum(step.kind == "decode" for step in decodes)

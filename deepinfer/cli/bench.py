@@ -145,6 +145,7 @@ def _serving(kind: _Kind, text: str) -> Callable[..., None]:
         kv_cache_dtype: options.KvCacheDtype = "released",
         block_size: Annotated[int, typer.Option(help="Positions per cache block, even.")] = 128,
         max_num_batched_tokens: Annotated[int, typer.Option(help="Query positions of a prefill step.")] = 2048,
+        async_scheduling: options.AsyncScheduling = None,
         threads: Annotated[
             int | None, typer.Option(help="Threads that torch computes with; unset: as many as it chooses.")
         ] = None,
@@ -172,6 +173,7 @@ def _serving(kind: _Kind, text: str) -> Callable[..., None]:
             kv_cache_dtype=kv_cache_dtype,
             block_size=block_size,
             max_num_batched_tokens=max_num_batched_tokens,
+            async_scheduling=async_scheduling,
         )
         _collect(problems, lambda: EngineOptions.from_keywords(keywords))
         settings = _checked(
@@ -203,7 +205,8 @@ def _serving(kind: _Kind, text: str) -> Callable[..., None]:
         print(
             f"prompts of {'at most ' if given else ''}{served.settings.generation.prompt_tokens} tokens, "
             f"{output_tokens} output tokens, median of {repeats} runs, "
-            f"{_threads(served.environment.threads)}"
+            f"{_threads(served.environment.threads)}, "
+            f"asynchronous scheduling {'on' if facts.async_scheduling else 'off'}"
         )
         report: BenchReport[ThroughputResult] | BenchReport[LatencyResult]
         if kind == "throughput":
@@ -229,7 +232,8 @@ latency = _serving(
     "latency",
     """Measure waiting times in milliseconds, batch size by batch size.
 
-    All requests of a batch are sent at once: to the first token, between two tokens, to the last token.
+    All requests of a batch are sent at once: to the first token, between two tokens, to the last token. Of a decode
+    step: the host's own work, the device's, and the bubble in which the device has nothing to do.
     """,
 )
 
@@ -252,6 +256,7 @@ def _throughput_table(results: Sequence[ThroughputResult]) -> str:
 
 def _latency_table(results: Sequence[LatencyResult]) -> str:
     header = ("batch", "first p50", "first p99", "token p50", "token p90", "token p99", "request p50", "request p99")
+    header += ("step host", "step device", "step bubble")
     rows = [
         (
             str(result.batch_size),
@@ -262,6 +267,8 @@ def _latency_table(results: Sequence[LatencyResult]) -> str:
             f"{result.token_ms_p99:,.2f}",
             f"{result.request_ms_p50:,.1f}",
             f"{result.request_ms_p99:,.1f}",
+            f"{result.step_host_ms:,.2f}",
+            *("-" if part is None else f"{part:,.2f}" for part in (result.step_device_ms, result.step_bubble_ms)),
         )
         for result in results
     ]

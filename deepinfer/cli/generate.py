@@ -113,6 +113,7 @@ def generate(
     truncated_prefill_keep_tokens: Annotated[
         int | None, typer.Option(help="Last rows that are kept; unset: what the environment says, else 140.")
     ] = None,
+    async_scheduling: options.AsyncScheduling = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON line per request.")] = False,
     stream: Annotated[
         bool, typer.Option("--stream", help="Write text as it comes; with --json a line per request and step.")
@@ -181,6 +182,7 @@ def generate(
         graph_interval=graph_interval,
         truncated_prefill=truncated_prefill,
         truncated_prefill_keep_tokens=truncated_prefill_keep_tokens,
+        async_scheduling=async_scheduling,
     )
     try:
         EngineOptions.from_keywords(keywords)

@@ -25,6 +25,13 @@ Dtype = Annotated[
     typer.Option(help="Activations; unset: float32, or bfloat16 with --numerics served."),
 ]
 Numerics = Annotated[Literal["portable", "served"], typer.Option(help="Numerics contract.")]
+AsyncScheduling = Annotated[
+    bool | None,
+    typer.Option(
+        "--async-scheduling/--no-async-scheduling",
+        help="Plan a decode step before the one before it was read; unset: what the environment says.",
+    ),
+]
 KvCacheDtype = Annotated[
     Literal["released", "float32"], typer.Option(help="Quantised cache records as released, or unquantised ones.")
 ]

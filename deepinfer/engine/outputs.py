@@ -143,6 +143,12 @@ class StepTimes:
         """The host's own work."""
         return self.called_s - self.waited_s
 
+    def since(self, earlier: StepTimes) -> tuple[float, float | None]:
+        """Return what the host and the device have worked since ``earlier``."""
+        both = (self.device_s, earlier.device_s)
+        device_s = None if both[0] is None or both[1] is None else both[0] - both[1]
+        return self.host_s - earlier.host_s, device_s
+
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:

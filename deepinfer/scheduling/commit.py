@@ -148,7 +148,12 @@ class Commit:
         tokens_E = token_ids_R.take(emitting)
         table.append_tokens(rows_E, positions_E, tokens_E)
         if step.kind == "decode":
-            self._roster.running.count_decode_step()
+            running = self._roster.running
+            # A request that joined while the step was in flight got no token from it.
+            if len(running) == len(emitting):
+                running.count_decode_step()
+            else:
+                running.sort_again()
         else:
             self._place_after_prompt(step, valid.tolist())
         for nth, token_id, is_stopped in self._find_ends(rows_E, positions_E, tokens_E, table.end_columns(rows_E)):
