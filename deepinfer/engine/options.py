@@ -206,8 +206,7 @@ class EngineOptions:
             _check_choice(problems, name, getattr(self, name), (None, True, False))
         if self.variable_verification is True and self.num_speculative_tokens == 0:
             problems.append("variable_verification=True chooses among drafts; set num_speculative_tokens as well")
-        if self.cost_curves is not None and not isinstance(self.cost_curves, str):
-            problems.append(f"cost_curves={self.cost_curves!r} is no path in a string")
+        _check_path(problems, "cost_curves", self.cost_curves)
         for name in ("enable_chunked_prefill", "stop_preempted_requests"):
             _check_choice(problems, name, getattr(self, name), (True, False))
         if self.numerics == "served" and self.dtype in ("float32", "float64"):
@@ -265,6 +264,11 @@ def _check_choice(problems: list[str], name: str, value: object, choices: tuple[
     if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
         listed = ", ".join(repr(choice) for choice in choices)
         problems.append(f"{name}={value!r} is not one of {listed}")
+
+
+def _check_path(problems: list[str], name: str, value: object) -> None:
+    if value is not None and not (isinstance(value, str) and value):
+        problems.append(f"{name}={value!r} is no path in a string")
 
 
 def _check_integer(problems: list[str], name: str, value: object, least: int, most: int | None = None) -> None:
