@@ -58,6 +58,7 @@ class StepTime:
         seconds: how long it took.
         positions: query positions that it computed.
         tokens: tokens that it emitted.
+        requests: requests that took part.
         host_s: the host's own work in it.
         device_s: what the device worked for the steps that were read in it; None where the driver does not measure.
     """
@@ -66,6 +67,7 @@ class StepTime:
     seconds: float
     positions: int
     tokens: int
+    requests: int = 0
     host_s: float = 0.0
     device_s: float | None = None
 
@@ -104,43 +106,65 @@ def random_prompts(count: int, length: int, vocabulary: int, seed: int) -> list[
     return [[generator.randrange(lowest, stop) for _ in range(length)] for _ in range(count)]
 
 
+def request_name(number: int) -> str:
+    """Return the id under which a prompt of a batch is sent."""
+    return f"bench-{number}"
+
+
 def run_batch(
-    engine: Engine, prompts: Sequence[Sequence[int]], output_tokens: int, clock: Clock = time.perf_counter
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    output_tokens: int,
+    clock: Clock = time.perf_counter,
+    forced: Sequence[Sequence[int]] = (),
 ) -> BatchRun:
     """Send all prompts at once and run the engine dry; every request makes ``output_tokens``, greedily.
+
+    Args:
+        engine: runs them.
+        prompts: token ids.
+        output_tokens: tokens that each request makes.
+        clock: seconds.
+        forced: the tokens of each request, which it makes whatever its logits say; none means that it chooses.
 
     Raises:
         ArgumentError: with the reason of each request that did not make them.
     """
-    params = SamplingParams(temperature=0, max_tokens=output_tokens, ignore_eos=True, seed=0)
-    token_times: dict[str, list[float]] = {f"bench-{number}": [] for number in range(len(prompts))}
+    params = [
+        SamplingParams(
+            temperature=0,
+            max_tokens=output_tokens,
+            ignore_eos=True,
+            seed=0,
+            golden_token_ids=tuple(forced[number]) if forced else None,
+        )
+        for number in range(len(prompts))
+    ]
+    token_times: dict[str, list[float]] = {request_name(number): [] for number in range(len(prompts))}
     steps: list[StepTime] = []
     problems: list[str] = []
     begun = clock()
-    for request_id, prompt in zip(token_times, prompts, strict=True):
-        engine.add_request(request_id, prompt, params)
+    for request_id, prompt, each in zip(token_times, prompts, params, strict=True):
+        engine.add_request(request_id, prompt, each)
     while engine.has_unfinished_requests():
         before, spent = clock(), engine.times
         records = engine.step()
         now = clock()
-        grown = _grown(records, token_times)
-        for request_id in grown:
-            token_times[request_id].append(now - begun)
-        positions = sum(row.q for row in engine.last_step.rows)
+        tokens = 0
+        for record in records:
+            times = token_times[record.request_id]
+            # With drafts a step may give a request several.
+            new = len(record.outputs[0].token_ids) - len(times)
+            times += [now - begun] * new
+            tokens += new
+        rows = engine.last_step.rows
+        positions = sum(row.q for row in rows)
         host_s, device_s = engine.times.since(spent)
-        steps.append(StepTime(engine.last_step.kind, now - before, positions, len(grown), host_s, device_s))
+        steps.append(StepTime(engine.last_step.kind, now - before, positions, tokens, len(rows), host_s, device_s))
         problems += _problems(records)
     if problems:
         raise ArgumentError("bench", problems)
     return BatchRun(clock() - begun, tuple(steps), tuple(map(tuple, token_times.values())))
-
-
-def _grown(records: Sequence[RequestOutput], token_times: dict[str, list[float]]) -> list[str]:
-    return [
-        record.request_id
-        for record in records
-        if len(record.outputs[0].token_ids) > len(token_times[record.request_id])
-    ]
 
 
 def _problems(records: Sequence[RequestOutput]) -> list[str]:

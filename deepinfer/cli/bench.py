@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from deepinfer.cli import options, show
+from deepinfer.cli import bench_drafts, options, show
 from deepinfer.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -149,6 +150,17 @@ def _serving(kind: _Kind, text: str) -> Callable[..., None]:
         threads: Annotated[
             int | None, typer.Option(help="Threads that torch computes with; unset: as many as it chooses.")
         ] = None,
+        drafts: Annotated[
+            str | None,
+            typer.Option(metavar="N,N,...|N..M", help="Compare these numbers of drafts, whose acceptance is set."),
+        ] = None,
+        varlen: Annotated[
+            bool, typer.Option("--varlen", help="With --drafts: also let each step choose how many it verifies.")
+        ] = False,
+        acceptance: Annotated[float, typer.Option(help="With --drafts: share of the drafts that are right.")] = 0.75,
+        processor_time: Annotated[
+            bool, typer.Option("--processor-time", help="With --drafts: measure processor time, not elapsed time.")
+        ] = False,
         save_result: _SaveResult = None,
     ) -> None:
         environment = ctx.obj.start()
@@ -157,6 +169,7 @@ def _serving(kind: _Kind, text: str) -> Callable[..., None]:
         from tqdm import tqdm
 
         from deepinfer.accelerator.selection import select
+        from deepinfer.bench.drafts import DraftsSettings, compare_drafts
         from deepinfer.bench.environment import computing_threads
         from deepinfer.bench.generation import GenerationSettings
         from deepinfer.bench.model import model_problems, model_source
@@ -187,6 +200,21 @@ def _serving(kind: _Kind, text: str) -> Callable[..., None]:
                 seed=seed,
             ),
         )
+        compared = None
+        if drafts is not None:
+            compared = _checked(
+                f"deepinfer bench {kind}",
+                problems,
+                lambda: DraftsSettings(
+                    generation=settings,
+                    drafts=bench_drafts.numbers("--drafts", drafts, problems),
+                    has_variable=varlen,
+                    acceptance=acceptance,
+                    clock="processor" if processor_time else "elapsed",
+                ),
+            )
+        elif varlen or processor_time:
+            raise ArgumentError(f"deepinfer bench {kind}", ["--varlen and --processor-time need --drafts"])
         is_name = model is not None and not Path(model).is_dir()
         given = read_prompts(prompts) if prompts is not None else []
         driver = select(accelerator, environment).driver()
@@ -194,6 +222,13 @@ def _serving(kind: _Kind, text: str) -> Callable[..., None]:
             with tqdm(desc="making", unit="B", unit_scale=True, leave=False, disable=not is_name) as made:
                 source = stack.enter_context(model_source(model, form, lambda progress: _advance(made, progress)))
             stack.enter_context(computing_threads(threads))
+            if compared is not None:
+                bar = stack.enter_context(_bar(compared.all_runs))
+                compared = replace(compared, model=source.name)
+                comparison = compare_drafts(source, driver, compared, environment, keywords=keywords, tick=bar.update)
+                print(bench_drafts.heading(compared, _threads(comparison.environment.threads)))
+                _finish(comparison, bench_drafts.table(comparison.results), save_result)
+                return
             bar = stack.enter_context(_bar(settings.all_runs))
             served = serve(source, driver, settings, environment, keywords=keywords, prompts=given, tick=bar.update)
         facts = served.settings.model

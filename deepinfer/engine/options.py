@@ -215,8 +215,7 @@ class EngineOptions:
             _check_choice(problems, name, getattr(self, name), (None, True, False))
         if self.variable_verification is True and self.num_speculative_tokens == 0:
             problems.append("variable_verification=True chooses among drafts; set num_speculative_tokens as well")
-        if self.cost_curves is not None and not isinstance(self.cost_curves, str):
-            problems.append(f"cost_curves={self.cost_curves!r} is no path in a string")
+        _check_path(problems, "cost_curves", self.cost_curves)
         if self.engine_type == "prompt" and self.async_scheduling is True:
             problems.append("engine_type='prompt' has no decode step to plan ahead; leave async_scheduling unset")
         if self.async_scheduling is True and self.variable_verification is True:
@@ -281,6 +280,11 @@ def _check_choice(problems: list[str], name: str, value: object, choices: tuple[
     if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
         listed = ", ".join(repr(choice) for choice in choices)
         problems.append(f"{name}={value!r} is not one of {listed}")
+
+
+def _check_path(problems: list[str], name: str, value: object) -> None:
+    if value is not None and not (isinstance(value, str) and value):
+        problems.append(f"{name}={value!r} is no path in a string")
 
 
 def _check_integer(problems: list[str], name: str, value: object, least: int, most: int | None = None) -> None:

@@ -8,7 +8,7 @@ Legend: T rows, R requests, n drafts a request, B rows that are judged, V vocabu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import NamedTuple
@@ -186,8 +186,18 @@ class Speculation:
         return torch.from_numpy(np.array(values)).to(self._device)  # a copy: arrays of a step are read-only
 
 
+Rewrite = Callable[[ScheduledStep, Newest, Round], Round]
+"""Takes a step, the requests of its round and what the round gave; returns what is kept instead."""
+
+
 class ModelSpeculation(Speculation):
-    """Drafts of the model's own draft stages."""
+    """Drafts of the model's own draft stages.
+
+    Attributes:
+        rewrite: changes each round, for measurements whose acceptance is set; None for none.
+    """
+
+    rewrite: Rewrite | None = None
 
     def __init__(
         self, model: DraftModel, policy: DraftPolicy, *, drafts: int, num_slots: int, device: torch.device
@@ -206,7 +216,8 @@ class ModelSpeculation(Speculation):
         if taps_TA is not None:
             self._model.store_context(taps_TA, layout, pools)
 
-    def _round(self, step: ScheduledStep, newest: Newest, pools: CachePools) -> Round:  # noqa: ARG002  # for others
+    def _round(self, step: ScheduledStep, newest: Newest, pools: CachePools) -> Round:
         draws = DraftDraws(self._ops.drafting, self.policy, newest.rows)
         made = self._model.round(newest.token_ids_R, newest.block, self.drafts, pools, draws)
-        return Round(made.token_ids_Rn, cumulative_chances(made.confidence_logits_Rn), draws.distributions())
+        drawn = Round(made.token_ids_Rn, cumulative_chances(made.confidence_logits_Rn), draws.distributions())
+        return drawn if self.rewrite is None else self.rewrite(step, newest, drawn)

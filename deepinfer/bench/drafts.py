@@ -1,0 +1,230 @@
+"""Decoding with 0 to n drafts and with variable verification, where it is set how many drafts are right.
+
+Random weights draft nothing that would be accepted. So the tokens of every request are set beforehand, the same for all
+numbers of drafts, and the engine is made to emit them (``golden_token_ids``). The draft stages compute their rounds as
+ever, at their full cost; then each draft is replaced: by the token that will come, or, in a share of the places, by
+another one. Which places are wrong depends on the request and the place alone. The confidence that is reported is the
+true one: the share to the power of the draft's number.
+
+Legend: R requests, n drafts a request.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import cast
+
+import torch
+
+from deepinfer.accelerator import AcceleratorDriver
+from deepinfer.bench.environment import describe_environment
+from deepinfer.bench.generation import GenerationSettings, random_prompts, request_name, run_batch
+from deepinfer.bench.model import ModelSource
+from deepinfer.bench.report import BenchReport, Clock, Tick, counts_below, no_tick
+from deepinfer.engine.build import build_engine_on
+from deepinfer.engine.engine import Engine
+from deepinfer.engine.options import EngineKeywords, EngineOptions
+from deepinfer.engine.speculation import ModelSpeculation, Newest, Round
+from deepinfer.errors import ArgumentError
+from deepinfer.scheduling.step import ScheduledStep
+from deepinfer.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class DraftsSettings:
+    """What to compare.
+
+    Attributes:
+        generation: batches, lengths, repeats.
+        drafts: fixed numbers of drafts, a case each.
+        has_variable: also let each step choose, up to the largest of these numbers.
+        acceptance: share of the drafts that are right.
+        clock: "elapsed" or "processor": what is measured, by the bench and by the engine's own cost curve.
+        model: the model's name.
+    """
+
+    generation: GenerationSettings
+    drafts: tuple[int, ...]
+    has_variable: bool = False
+    acceptance: float = 0.75
+    clock: str = "elapsed"
+    model: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be compared, all at once."""
+        problems = counts_below(0, drafts=self.drafts)
+        if not 0 <= self.acceptance <= 1:
+            problems.append(f"acceptance {self.acceptance} is no share between 0 and 1")
+        if self.has_variable and max(self.drafts, default=0) == 0:
+            problems.append("variable verification chooses among drafts; compare at least one number above 0")
+        if problems:
+            raise ArgumentError("bench", problems)
+
+    @property
+    def all_runs(self) -> int:
+        """Runs of all cases, the untimed one of each engine included."""
+        engines = len(self.drafts) + self.has_variable
+        return engines * (1 + len(self.generation.batch_sizes) * self.generation.repeats)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftsResult:
+    """One batch size with one number of drafts.
+
+    Attributes:
+        batch_size: requests that were sent at once.
+        drafts: drafts of a request; the most, where each step chooses.
+        is_variable: whether each step chooses.
+        decode_tokens_per_s: tokens of decode steps over their time, the median of the runs.
+        decode_step_ms: one decode step, likewise.
+        tokens_per_step: tokens of a request in one of its decode steps.
+        rows_per_step: rows of a request in one of its decode steps.
+        accepted_by_place: share of the verified drafts of each place that were accepted.
+    """
+
+    batch_size: int
+    drafts: int
+    is_variable: bool
+    decode_tokens_per_s: float
+    decode_step_ms: float
+    tokens_per_step: float
+    rows_per_step: float
+    accepted_by_place: tuple[float, ...]
+
+
+class SetAcceptance:
+    """Replaces drafts by what will come, or by something else."""
+
+    def __init__(self, forced: Sequence[Sequence[int]], acceptance: float, vocab_size: int) -> None:
+        """Take the tokens of the requests of a batch."""
+        self._forced = {request_name(number): ids for number, ids in enumerate(forced)}
+        self._acceptance = acceptance
+        self._vocab_size = vocab_size
+
+    def __call__(self, step: ScheduledStep, newest: Newest, made: Round) -> Round:
+        """Return the round with other drafts, and with the chances that they have."""
+        requests, drafts = made.token_ids_Rn.shape
+        contexts = newest.block.context_R.tolist()
+        rows = []
+        for sequence, context in zip(step.sequences, contexts, strict=True):
+            first = context - sequence.num_prompt_tokens + 1
+            rows.append([self.draft(sequence.request_id, first + place) for place in range(drafts)])
+        powers_n = torch.arange(1, drafts + 1, device=made.chances_Rn.device)
+        chances_n = (self._acceptance**powers_n).to(made.chances_Rn.dtype)
+        token_ids_Rn = torch.tensor(rows, dtype=torch.int64).view(requests, drafts).to(made.token_ids_Rn.device)
+        return Round(token_ids_Rn, chances_n.expand(requests, -1).contiguous(), made.distributions)
+
+    def draft(self, request_id: str, output: int) -> int:
+        """Return the draft for one of a request's outputs; any token behind its last one."""
+        ids = self._forced[request_id]
+        token_id = ids[output] if 0 <= output < len(ids) else 0
+        is_right = zlib.crc32(f"{request_id}:{output}".encode()) < self._acceptance * 2**32
+        return token_id if is_right else (token_id + 1) % self._vocab_size
+
+
+def compare_drafts(
+    source: ModelSource,
+    driver: AcceleratorDriver,
+    settings: DraftsSettings,
+    environment: Settings,
+    *,
+    keywords: EngineKeywords | None = None,
+    clock: Clock | None = None,
+    tick: Tick = no_tick,
+) -> BenchReport[DraftsResult]:
+    """Build an engine for each number of drafts, one after the other, and send every batch to it.
+
+    Args:
+        source: the model; it must have draft stages where drafts are compared.
+        driver: who computes.
+        settings: what is compared.
+        environment: the environment's settings.
+        keywords: options of the engines beside their drafts, lengths and numbers of requests.
+        clock: seconds, instead of the one that the settings name.
+        tick: called once for each run, ``settings.all_runs`` times.
+    """
+    clock = clock or (time.process_time if settings.clock == "processor" else time.perf_counter)
+    cases = [(drafts, False) for drafts in settings.drafts]
+    if settings.has_variable:
+        cases.append((max(settings.drafts), True))
+    results: list[DraftsResult] = []
+    for drafts, is_variable in cases:
+        options = EngineOptions.from_keywords(
+            {
+                **(keywords or {}),
+                "max_num_seqs": max(settings.generation.batch_sizes),
+                "max_model_len": settings.generation.prompt_tokens + settings.generation.output_tokens,
+                "num_speculative_tokens": drafts,
+                "variable_verification": is_variable,
+                "verification": "coupled",
+            }
+        )
+        engine = build_engine_on(driver, source.directory, options, environment, clock=clock)
+        _run(engine, settings, max(settings.generation.batch_sizes), min(4, settings.generation.output_tokens), clock)
+        tick()
+        results += [
+            _measured(engine, settings, size, clock, tick, is_variable=is_variable)
+            for size in settings.generation.batch_sizes
+        ]
+    results.sort(key=lambda result: settings.generation.batch_sizes.index(result.batch_size))
+    return BenchReport("drafts", settings, describe_environment(), tuple(results))
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeSteps:
+    """The decode steps of one run, added up."""
+
+    steps: int
+    seconds: float
+    tokens: int
+    positions: int
+    requests: int
+
+
+def _run(engine: Engine, settings: DraftsSettings, size: int, outputs: int, clock: Clock) -> _DecodeSteps:
+    vocabulary = engine.config.vocab_size
+    prompts = random_prompts(size, settings.generation.prompt_tokens, vocabulary, settings.generation.seed)
+    forced = random_prompts(size, outputs, vocabulary, settings.generation.seed + 1)
+    if engine.worker.speculation is not None:
+        speculation = cast("ModelSpeculation", engine.worker.speculation)
+        speculation.rewrite = SetAcceptance(forced, settings.acceptance, vocabulary)
+    run = run_batch(engine, prompts, outputs, clock, forced)
+    decodes = [step for step in run.steps if step.kind == "decode"]
+    return _DecodeSteps(
+        steps=len(decodes),
+        seconds=sum(step.seconds for step in decodes),
+        tokens=sum(step.tokens for step in decodes),
+        positions=sum(step.positions for step in decodes),
+        requests=sum(step.requests for step in decodes),
+    )
+
+
+def _measured(
+    engine: Engine, settings: DraftsSettings, size: int, clock: Clock, tick: Tick, *, is_variable: bool
+) -> DraftsResult:
+    before = engine.stats()
+    runs = []
+    for _ in range(settings.generation.repeats):
+        runs.append(_run(engine, settings, size, settings.generation.output_tokens, clock))
+        tick()
+    after = engine.stats()
+    by_place = zip(
+        *(after.verified_by_place, before.verified_by_place, after.accepted_by_place, before.accepted_by_place),
+        strict=True,
+    )
+    shares = [(accepted - old) / max(1, verified - older) for verified, older, accepted, old in by_place]
+    last = runs[-1]
+    return DraftsResult(
+        batch_size=size,
+        drafts=engine.options.num_speculative_tokens,
+        is_variable=is_variable,
+        decode_tokens_per_s=round(median(run.tokens / run.seconds for run in runs), 2),
+        decode_step_ms=round(median(1e3 * run.seconds / run.steps for run in runs), 2),
+        tokens_per_step=round(last.tokens / last.requests, 3),
+        rows_per_step=round(last.positions / last.requests, 3),
+        accepted_by_place=tuple(round(share, 3) for share in shares),
+    )

@@ -1,0 +1,62 @@
+"""The comparison of numbers of drafts, `deepinfer bench latency --drafts`: what is read and what is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from deepinfer.cli import show
+
+if TYPE_CHECKING:
+    from deepinfer.bench.drafts import DraftsResult, DraftsSettings
+
+
+def heading(settings: DraftsSettings, threads: str) -> str:
+    """Say what was compared and what is set in it."""
+    generation = settings.generation
+    return (
+        f"{settings.model}: {settings.acceptance:.0%} of the drafts are right by script, prompts of "
+        f"{generation.prompt_tokens} tokens, {generation.output_tokens} output tokens that are set, median of "
+        f"{generation.repeats} runs, {settings.clock} time, {threads}"
+    )
+
+
+def table(results: Sequence[DraftsResult]) -> str:
+    """Return the table; rates are also given as a multiple of that without drafts, where it was measured."""
+    header = (
+        "batch",
+        "drafts",
+        "decode tok/s",
+        "of 0 drafts",
+        "step ms",
+        "tokens/step",
+        "rows/step",
+        "accepted by place",
+    )
+    plain = {result.batch_size: result.decode_tokens_per_s for result in results if result.drafts == 0}
+    rows = [
+        (
+            str(result.batch_size),
+            f"to {result.drafts}" if result.is_variable else str(result.drafts),
+            f"{result.decode_tokens_per_s:,.1f}",
+            f"{result.decode_tokens_per_s / plain[result.batch_size]:.2f}" if result.batch_size in plain else "-",
+            f"{result.decode_step_ms:,.1f}",
+            f"{result.tokens_per_step:.2f}",
+            f"{result.rows_per_step:.2f}",
+            " ".join(f"{share:.2f}" for share in result.accepted_by_place) or "-",
+        )
+        for result in results
+    ]
+    return show.table(header, rows)
+
+
+def numbers(option: str, text: str, problems: list[str]) -> tuple[int, ...]:
+    """Return the numbers of ``"0,2,5"`` or ``"0..5"``."""
+    first, dots, last = text.partition("..")
+    if dots and first.strip().isdigit() and last.strip().isdigit() and int(first) <= int(last):
+        return tuple(range(int(first), int(last) + 1))
+    words = [word.strip() for word in text.split(",")]
+    if all(word.isascii() and word.isdigit() for word in words):
+        return tuple(dict.fromkeys(map(int, words)))
+    problems.append(f"{option} {text!r}: write whole numbers parted by commas, or the first and last as 0..5")
+    return (0,)

@@ -1,0 +1,75 @@
+"""The comparison of numbers of drafts: what is set is what happens, and the work is the same for all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepinfer.bench.drafts import DraftsSettings, SetAcceptance, compare_drafts
+from deepinfer.bench.generation import GenerationSettings
+from deepinfer.bench.model import model_source
+from deepinfer.errors import ArgumentError
+from deepinfer.settings import Settings
+from deepinfer_cpu_ref import Driver
+
+GENERATION = GenerationSettings(batch_sizes=(1, 2), prompt_tokens=4, output_tokens=9, repeats=1)
+SMALL = ["--batch-sizes", "1", "--prompt-tokens", 4, "--output-tokens", 5, "--repeats", 1]
+
+
+def compared(clock: Callable[[], float], **options: Any) -> Any:
+    settings = DraftsSettings(GENERATION, **options)
+    ticks = []
+    with model_source(None) as source:
+        report = compare_drafts(source, Driver(), settings, Settings(), clock=clock, tick=lambda: ticks.append(1))
+    assert len(ticks) == settings.all_runs
+    return report
+
+
+def test_drafts_that_are_all_right_make_a_token_a_row_and_wrong_ones_make_one_a_step(step_clock: Any) -> None:
+    right = compared(step_clock, drafts=(0, 2), acceptance=1.0).results
+    assert [(each.batch_size, each.drafts) for each in right] == [(1, 0), (1, 2), (2, 0), (2, 2)]
+    assert [each.tokens_per_step for each in right] == [1.0, pytest.approx(8 / 3, abs=1e-3)] * 2  # 3, 3 and the last 2
+    assert [each.rows_per_step for each in right] == [1.0, 3.0, 1.0, 3.0]
+    assert right[0].accepted_by_place == ()
+    wrong = compared(step_clock, drafts=(2,), acceptance=0.0).results
+    assert [(each.tokens_per_step, each.accepted_by_place) for each in wrong] == [(1.0, (0.0, 0.0))] * 2
+
+
+def test_steps_that_choose_verify_everything_where_rows_cost_nothing(step_clock: Any) -> None:
+    results = compared(step_clock, drafts=(3,), has_variable=True, acceptance=0.75).results
+    for fixed, variable in (results[:2], results[2:]):
+        assert (fixed.is_variable, variable.is_variable) == (False, True)
+        assert (variable.tokens_per_step, variable.rows_per_step) == (fixed.tokens_per_step, fixed.rows_per_step)
+
+
+def test_the_script_is_right_as_often_as_it_says_and_the_same_each_time() -> None:
+    ids = list(range(20_000))
+    script = SetAcceptance([ids], 0.75, 50_000)
+    hits = [script.draft("bench-0", place) == token_id for place, token_id in enumerate(ids)]
+    assert sum(hits) == pytest.approx(15_000, abs=300)
+    assert hits == [SetAcceptance([ids], 0.75, 50_000).draft("bench-0", place) == place for place in ids]
+    assert script.draft("bench-0", 20_000) in (0, 1)
+
+
+def test_the_command_prints_each_case_and_saves_it(run: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    ran = run("latency", "--drafts", "0..1", "--varlen", "--processor-time", *SMALL, "--save-result", file)
+    assert ran.status == 0, ran.err
+    assert "75% of the drafts are right by script" in ran.out
+    saved = json.loads(file.read_text())
+    assert [(each["drafts"], each["is_variable"]) for each in saved["results"]] == [(0, False), (1, False), (1, True)]
+    assert saved["settings"]["clock"] == "processor"
+    rows = [line.split()[:2] for line in ran.out.splitlines() if line.startswith("1 ")]
+    assert rows == [["1", "0"], ["1", "1"], ["1", "to"]]
+
+
+def test_nonsense_is_refused_at_once(run: Callable[..., Any]) -> None:
+    assert "need --drafts" in run("latency", "--varlen", *SMALL).err
+    assert "write whole numbers" in run("latency", "--drafts", "5..x", *SMALL).err
+    assert "compare at least one number above 0" in run("latency", "--drafts", "0", "--varlen", *SMALL).err
+    with pytest.raises(ArgumentError, match="no share"):
+        DraftsSettings(GENERATION, (1,), acceptance=75)
