@@ -24,6 +24,7 @@ from deepinfer_cpu_ref import Driver as ReferenceDriver
 
 Build = Callable[..., Any]
 Driven = Any
+SIZES: Any = {"block_size": 4, "num_blocks": 64, "max_num_seqs": 9, "batch_invariant": True}
 SEEDED = {"temperature": 1.0, "max_tokens": 3, "logprobs": 2, "ignore_eos": True}
 
 
@@ -44,13 +45,25 @@ def both(engines: Mapping[bool, Engine], in_hand: Build) -> tuple[Driven, Driven
 
 @pytest.fixture(scope="module")
 def engines(tiny_directory: Path) -> Mapping[bool, Engine]:
-    options = {"block_size": 4, "num_blocks": 64, "max_num_seqs": 9, "batch_invariant": True}
     return {
         graphs: build_engine_on(
-            ReferenceDriver(), tiny_directory, EngineOptions(decode_graphs=graphs, **options), Settings()
+            ReferenceDriver(), tiny_directory, EngineOptions(decode_graphs=graphs, **SIZES), Settings()
         )
         for graphs in (False, True)
     }
+
+
+def test_graphs_change_no_bit_of_steps_that_are_planned_ahead(
+    both: tuple[Driven, Driven], in_hand: Build, tiny_directory: Path, prompt_of: Build
+) -> None:
+    """What was assumed is put right in the graph's inputs, on the thread that replays it."""
+    plain, _ = both
+    options = EngineOptions(decode_graphs=True, async_scheduling=True, **SIZES)
+    ahead = in_hand(build_engine_on(ReferenceDriver(), tiny_directory, options, Settings()))
+    for batch in (1, 3, 9):
+        assert run(ahead, batch, prompt_of, "ahead") == run(plain, batch, prompt_of, "plain")
+    assert ahead.engine.worker.decode_steps.replays > 0
+    ahead.engine.close()
 
 
 def test_graphs_change_no_bit_of_any_batch_size(both: tuple[Driven, Driven], prompt_of: Build) -> None:
