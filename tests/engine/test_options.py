@@ -33,6 +33,7 @@ FROZEN = {
     "prefill_any_attempt_interval": 100,
     "num_speculative_tokens": 0,
     "verification": "standard",
+    "async_scheduling": None,
     "truncated_prefill": None,
     "truncated_prefill_keep_tokens": None,
     "seed": 0,
