@@ -46,6 +46,9 @@ RESULT_KEYS = {
         "token_ms_p99",
         "request_ms_p50",
         "request_ms_p99",
+        "step_host_ms",
+        "step_device_ms",
+        "step_bubble_ms",
     },
 }
 
@@ -67,6 +70,24 @@ def test_a_benchmark_prints_a_table_and_saves_its_results(name: str, run: Callab
 
 def test_the_sampler_says_how_many_threads_it_used(run: Callable[..., Any]) -> None:
     assert ", 1 thread," in run("sampler", *TINY["sampler"]).out
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_latency_shows_what_host_and_device_do_in_a_step_planned_ahead_or_not(
+    run: Callable[..., Any],
+    tmp_path: Path,
+    is_on: bool,  # noqa: FBT001
+) -> None:
+    file = tmp_path / "result.json"
+    arguments = ["--batch-sizes", 2, "--prompt-tokens", 3, "--output-tokens", 4, "--repeats", 1]
+    ran = run("latency", *arguments, "--async-scheduling" if is_on else "--no-async-scheduling", "--save-result", file)
+    assert ran.status == 0, ran.err
+    assert f"asynchronous scheduling {'on' if is_on else 'off'}" in ran.out
+    saved = json.loads(file.read_text())
+    assert saved["settings"]["model"]["async_scheduling"] is is_on
+    (result,) = saved["results"]
+    assert 0 < result["step_host_ms"] < result["step_device_ms"] + result["step_bubble_ms"]
+    assert result["step_device_ms"] > 0
 
 
 def test_a_named_model_and_both_types_are_named_in_the_output(run: Callable[..., Any]) -> None:

@@ -58,6 +58,27 @@ def test_waiting_times_are_quantiles_over_requests_and_over_gaps_between_tokens(
     assert (result.request_ms_p50, result.request_ms_p99) == (9000, 9000)
 
 
+def test_a_bubble_is_the_time_of_decode_steps_in_which_the_device_did_nothing() -> None:
+    """The last step that was planned ahead is read by a call that runs nothing: its time and tokens count."""
+    run = BatchRun(
+        seconds=10.0,
+        steps=(
+            StepTime("prefill", 2.0, 30, 1, 1.0, 1.0),
+            StepTime("decode", 0.5, 1, 0, 0.4, 0.0),
+            StepTime("decode", 4.0, 1, 1, 0.6, 3.0),
+            StepTime("empty", 1.5, 0, 1, 0.2, 2.5),
+        ),
+        token_times=((2.0, 6.5, 8.0),),
+    )
+    (result,) = read_off(run).latency().results
+    assert (result.step_host_ms, result.step_device_ms, result.step_bubble_ms) == (600, 2750, 250)
+    (rates,) = read_off(run).throughput().results
+    assert (rates.decode_step_ms, rates.decode_tokens_per_s) == (3000, pytest.approx(2 / 6, abs=0.01))
+    unknown = BatchRun(1.0, (StepTime("prefill", 1.0, 1, 1), StepTime("decode", 1.0, 1, 1)), ((1.0, 2.0),))
+    (result,) = read_off(unknown).latency().results
+    assert (result.step_device_ms, result.step_bubble_ms) == (None, None)
+
+
 def test_every_batch_is_run_as_often_as_asked_and_makes_the_tokens_asked_for() -> None:
     ticks: list[None] = []
     settings = GenerationSettings((1, 3), prompt_tokens=6, output_tokens=3, repeats=2)

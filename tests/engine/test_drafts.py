@@ -125,7 +125,16 @@ def plain() -> list[RequestOutput]:
     return ask(PROMPTS, mixed(), **ROOMY)[0]
 
 
-@pytest.mark.parametrize(("drafts", "sizes"), [(1, TIGHT), (2, ROOMY), (3, ROOMY), (4, TIGHT), (5, ROOMY)])
+AHEAD = {"async_scheduling": True}
+
+
+@pytest.mark.parametrize(
+    ("drafts", "sizes"),
+    [
+        *[(1, TIGHT), (2, ROOMY), (3, ROOMY), (4, TIGHT), (5, ROOMY)],
+        *[(1, {**ROOMY, **AHEAD}), (2, {**TIGHT, **AHEAD}), (3, {**ROOMY, **AHEAD})],
+    ],
+)
 def test_coupled_drafts_change_nothing_that_a_user_sees(plain, script, drafts: int, sizes: dict[str, Any]) -> None:
     """Level R4, faults 33 and 62: whatever is asked for, drafts accepted and rejected, requests preempted or not."""
     script(tokens_of(plain))
@@ -133,7 +142,29 @@ def test_coupled_drafts_change_nothing_that_a_user_sees(plain, script, drafts: i
     assert shown(records) == shown(plain)
     stats = llm.engine.stats()
     assert 0 < stats.accepted_tokens < stats.drafted_tokens
-    assert (stats.preemptions > 0) is (sizes is TIGHT)
+    assert (stats.preemptions > 0) is (sizes["num_blocks"] == TIGHT["num_blocks"])
+
+
+@pytest.mark.parametrize("sizes", [ROOMY, TIGHT])
+def test_planning_ahead_changes_nothing_that_a_user_sees(plain, sizes: dict[str, Any]) -> None:
+    records, llm = ask(PROMPTS, mixed(), **AHEAD, **sizes)
+    assert shown(records) == shown(plain)
+    assert (llm.engine.stats().preemptions > 0) is (sizes is TIGHT)
+
+
+@pytest.mark.parametrize(("drafts", "wrong_one_in"), [(1, 2), (2, 5), (3, 10**9)])
+def test_standard_drafts_planned_ahead_give_what_they_give_one_step_at_a_time(
+    plain, script, drafts: int, wrong_one_in: int
+) -> None:
+    """The same draws for the same tokens and drafts, however many of them were accepted in the step before."""
+    script(tokens_of(plain), wrong_one_in=wrong_one_in)
+    options = {"num_speculative_tokens": drafts, **ROOMY}
+    one_by_one, llm = ask(PROMPTS, mixed(), **options)
+    ahead, llm_ahead = ask(PROMPTS, mixed(), **AHEAD, **options)
+    assert shown(ahead) == shown(one_by_one)
+    before, after = llm.engine.stats(), llm_ahead.engine.stats()
+    assert (after.drafted_tokens, after.accepted_tokens) == (before.drafted_tokens, before.accepted_tokens)
+    assert 0 < after.accepted_tokens
 
 
 def test_the_models_own_drafts_change_nothing_in_coupled_verification(plain) -> None:
@@ -179,8 +210,8 @@ def test_standard_drafts_repeat_themselves_alone_and_among_others() -> None:
     assert shown(alone) == shown(together)
 
 
-@pytest.mark.parametrize("nth", [1, 3, 4])
-def test_stops_inside_a_run_end_everything_at_once(greedy, script, nth: int) -> None:
+@pytest.mark.parametrize(("nth", "is_ahead"), [(1, False), (3, False), (4, False), (3, True)])
+def test_stops_inside_a_run_end_everything_at_once(greedy, script, nth: int, is_ahead: bool) -> None:  # noqa: FBT001
     """Fault 14: ids, text, log-probabilities and reason; with exact drafts the run reaches beyond the stop."""
     first = greedy[0].outputs[0]
     tokens = first.token_ids
@@ -191,32 +222,41 @@ def test_stops_inside_a_run_end_everything_at_once(greedy, script, nth: int) -> 
     params = [SamplingParams(**{"temperature": 0, "max_tokens": 8, "logprobs": 2, **way}) for way in ways]
     expected, _ = ask([PROMPTS[0]] * len(ways), params, **ROOMY)
     script(dict.fromkeys(map(str, range(len(ways))), tokens), wrong_one_in=10**9)
-    records, llm = ask([PROMPTS[0]] * len(ways), params, num_speculative_tokens=5, **ROOMY)
+    options = {"num_speculative_tokens": 5, "async_scheduling": is_ahead, **ROOMY}
+    records, llm = ask([PROMPTS[0]] * len(ways), params, **options)
     assert shown(records) == shown(expected)
     assert llm.engine.stats().accepted_tokens > 0
     for record in records:
         assert len(record.outputs[0].logprobs) == len(record.outputs[0].token_ids) <= nth + 1
 
 
+@pytest.mark.parametrize("is_ahead", [False, True])
 @pytest.mark.parametrize("verification", ["standard", "coupled"])
-def test_the_context_limit_cuts_drafts_and_answers_as_without_them(script, verification: str) -> None:
+def test_the_context_limit_cuts_drafts_and_answers_as_without_them(
+    script,
+    verification: str,
+    is_ahead: bool,  # noqa: FBT001
+) -> None:
     """Fault 5."""
     sizes = {**ROOMY, "max_model_len": 32}
     prompts = [[7 + length] * length for length in (26, 29, 31, 32)]
     params = [SamplingParams(temperature=0, max_tokens=90, logprobs=1) for _ in prompts]
     expected, _ = ask(prompts, params, **sizes)
     script(tokens_of(expected))
-    records, _ = ask(prompts, params, num_speculative_tokens=5, verification=verification, **sizes)
+    options = {"num_speculative_tokens": 5, "verification": verification, "async_scheduling": is_ahead, **sizes}
+    records, _ = ask(prompts, params, **options)
     assert shown(records) == shown(expected)
     assert [len(record.outputs[0].token_ids) for record in records] == [7, 4, 2, 1]
     assert {record.outputs[0].finish_reason for record in records} == {"length"}
 
 
-def lives(drafts: int, script: Callable[..., None] | None, tokens: Drafts) -> Iterator[tuple[str, Any]]:
+def lives(
+    drafts: int, script: Callable[..., None] | None, tokens: Drafts, *, is_ahead: bool = False
+) -> Iterator[tuple[str, Any]]:
     """Requests that are forked and aborted between steps, by ids of ours."""
     if script is not None:
         script(tokens)
-    llm = LLM(num_speculative_tokens=drafts, verification="coupled", **ROOMY)
+    llm = LLM(num_speculative_tokens=drafts, verification="coupled", async_scheduling=is_ahead, **ROOMY)
     engine = llm.engine
     engine.add_request("parent", [5, 6, 7, 8, 9], SamplingParams(seed=1, max_tokens=12, logprobs=1))
     engine.add_request("gone", [9] * 7, SamplingParams(seed=2, max_tokens=30))
@@ -237,11 +277,12 @@ def lives(drafts: int, script: Callable[..., None] | None, tokens: Drafts) -> It
     yield from last.items()
 
 
-def test_forks_and_aborts_between_steps_leave_no_draft_behind(script) -> None:
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_forks_and_aborts_between_steps_leave_no_draft_behind(script, is_ahead: bool) -> None:  # noqa: FBT001
     """Fault 29: a fork begins with placeholders and goes on as its parent, whose seed it has, goes on."""
     expected = dict(lives(0, None, {}))
     parent = expected["parent"].outputs[0]
-    found = dict(lives(3, script, {"parent": parent.token_ids, "child": parent.token_ids}))
+    found = dict(lives(3, script, {"parent": parent.token_ids, "child": parent.token_ids}, is_ahead=is_ahead))
     assert found["gone"].outputs[0].finish_reason == "abort"
     answer = found["parent"].outputs[0]
     assert (answer.token_ids, answer.logprobs) == (parent.token_ids, parent.logprobs)

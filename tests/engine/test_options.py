@@ -38,6 +38,7 @@ FROZEN = {
     "cost_curves": None,
     "decode_graphs": None,
     "graph_interval": None,
+    "async_scheduling": None,
     "truncated_prefill": None,
     "truncated_prefill_keep_tokens": None,
     "seed": 0,
