@@ -26,6 +26,7 @@ LEAST_STEPS = 10
 LEAST_SAMPLER_TIMES = 5
 NEWEST_SAMPLER_TIMES = 9
 _REMEMBERED_STEPS = 64
+_LEAST_STEP_S = 1e-9
 _LEAST_SHARE = 0.1
 """No correction makes a step cheaper than this share of what was measured."""
 
@@ -56,7 +57,8 @@ def measure_curve(
             before = clock()
             run()
             times.append(clock() - before)
-        seconds.append(fmean(sorted(times)[1:-1]))
+        # A clock may be too coarse to see a step at all.
+        seconds.append(max(fmean(sorted(times)[1:-1]), _LEAST_STEP_S))
         tick()
     return CostCurve(tuple(sizes), tuple(seconds), is_padded)
 

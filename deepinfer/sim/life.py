@@ -17,6 +17,7 @@ from deepinfer.settings import Settings
 from deepinfer.sim.clock import SLOW_STEP_S, STEP_S, VirtualClock
 from deepinfer.sim.drafter import scripted_speculation
 from deepinfer.sim.faults import FailingWorker, FaultPlace, SimulatedFaultError
+from deepinfer.sim.lengths import VaryingWorker
 from deepinfer.sim.model import simulated_config
 from deepinfer.sim.scenario import Scenario
 from deepinfer.sim.shadow import build_shadow_engine
@@ -86,7 +87,7 @@ def live(
             model,
             scenario.options,
             Settings(),
-            worker_type=FailingWorker,
+            worker_type=VaryingWorker if scenario.varies else FailingWorker,
             speculation_of=partial(scripted_speculation, foretelling),
         )
     life = _Life(scenario, engine, foretelling, engine.config)

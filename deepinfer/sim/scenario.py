@@ -23,6 +23,7 @@ class Scenario:
         fault_chance: chance, per step, that the driver fails in it.
         slow_chance: chance, per step, that the step takes a hundred times as long.
         end_one_in: one token in so many is the end token; 0 for none.
+        varies: drafts are verified in lengths that are drawn by lot for each request and step.
     """
 
     seed: int
@@ -35,6 +36,7 @@ class Scenario:
     fault_chance: float
     slow_chance: float
     end_one_in: int
+    varies: bool = False
 
     @classmethod
     def from_seed(cls, seed: int, drafts: int | None = None, *, async_scheduling: bool | None = None) -> Scenario:
@@ -82,4 +84,5 @@ class Scenario:
             fault_chance=draw.choice((0.0, 0.0, 0.01)),
             slow_chance=draw.choice((0.0, 0.02)),
             end_one_in=draw.choice((0, 12)),
+            varies=speculative.random() < 0.5,
         )

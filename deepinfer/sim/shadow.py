@@ -34,6 +34,7 @@ from deepinfer.scheduling.step import ScheduledStep
 from deepinfer.settings import Settings
 from deepinfer.sim.drafter import scripted
 from deepinfer.sim.faults import FailingWorker, FaultPlace
+from deepinfer.sim.lengths import ErraticLengths
 from deepinfer.sim.scenario import Scenario
 
 _POSITION_STRIDE = np.uint64(0x9E3779B97F4A7C15)
@@ -294,6 +295,8 @@ def build_shadow_engine(config: ModelConfig, scenario: Scenario) -> tuple[Engine
     pools = plan_pools(options, layout, driver.memory(), config.max_position_embeddings)
     rule = ShadowRule(config.vocab_size, config.sliding_window, config.eos_token_id, scenario.end_one_in)
     worker = ShadowWorker(config, layout, pools, rule, drafts=options.num_speculative_tokens)
+    if scenario.varies and not options.async_scheduling:  # engines refuse both together
+        worker.lengths = ErraticLengths()
     plan = plan_ops(driver, options, Settings())
     stream = driver.new_stream() if options.async_scheduling else None
     engine = Engine(config, options, pools, scheduler_config(config, options, pools), worker, plan, None, stream)

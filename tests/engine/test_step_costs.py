@@ -152,3 +152,8 @@ def test_what_was_expected_of_drafts_is_compared_with_what_became_of_them() -> N
     assert tally.confidence_error == pytest.approx((0 + 0.25) / 3)
     tally.note(np.array([3, 3, 3]), np.array([3, 0, 2]), np.zeros((3, 3)))
     assert tally.accepted_n.tolist() == [3, 2, 1]
+
+
+def test_a_clock_that_sees_no_step_still_gives_a_curve() -> None:
+    curve = measure_curve((1, 2), lambda size: lambda: None, Turned(), is_padded=True)
+    assert all(cost > 0 for cost in curve.seconds)

@@ -133,15 +133,24 @@ class DecodeSteps:
                 self.eager(held)  # what compiles or allocates at its first call cannot be recorded
                 self._driver.synchronize()
                 graph = self._driver.new_graph()
-                graph.capture_begin()
                 try:
-                    hidden = self.eager(held)
-                finally:
-                    graph.capture_end()
+                    hidden = self._captured(graph, held)
+                except Exception as error:
+                    raise DeterminismError(
+                        f"driver {self._driver.name!r} cannot record a decode step of {size} rows: {error}. Run "
+                        f"without graphs (decode_graphs=False), and report the driver"
+                    ) from error
                 self._recorded[size] = _Recorded(buffers, graph, hidden)
                 self._try(size, held, trial)
                 tick()
         self._sizes = tuple(sorted(self._recorded))
+
+    def _captured(self, graph: Graph, held: DecodeInputs) -> Hidden:
+        graph.capture_begin()
+        try:
+            return self.eager(held)
+        finally:
+            graph.capture_end()
 
     def _try(self, size: int, held: DecodeInputs, trial: Callable[[int, int], DecodeInputs]) -> None:
         recorded = self._recorded[size]

@@ -140,6 +140,21 @@ def test_values_that_an_op_remembers_are_found_at_start(drive: Build) -> None:
         drive(RememberingDriver(), decode_graphs=True, max_num_seqs=4, batch_invariant=True)
 
 
+class PeekingDriver(ReferenceDriver):
+    """Some of its work lies between ops, and looks at a value."""
+
+    def op_groups(self, options: OpOptions) -> Mapping[str, OpGroup]:
+        groups = super().op_groups(options)
+        collapse = groups["mixing"].collapse
+        groups["mixing"].collapse = lambda *arguments: collapse(*arguments) * (1 + float(arguments[0].sum() > 1e30))
+        return groups
+
+
+def test_values_that_are_read_between_ops_are_refused_by_name(drive: Build) -> None:
+    with pytest.raises(DeterminismError, match=r"cannot record a decode step of 2 rows: aten.* between ops"):
+        drive(PeekingDriver(), decode_graphs=True, max_num_seqs=2)
+
+
 class ForgetfulGraph:
     """A graph that runs nothing."""
 

@@ -1,0 +1,41 @@
+"""Lengths of verification that nobody can foresee: what is emitted must not depend on them."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.engine.step_costs import StepCosts
+from deepinfer.engine.verify_lengths import VerifyLengths
+from deepinfer.sampling.verify_budget import CostCurve
+from deepinfer.sim.faults import FailingWorker
+
+
+class ErraticLengths(VerifyLengths):
+    """Chooses by lot, for each request and step."""
+
+    def __init__(self) -> None:
+        """Begin; the same steps give the same lots."""
+        super().__init__(StepCosts(CostCurve((1,), (1.0,))), lambda rows_R, _: np.zeros((len(rows_R), 0)))
+        self._steps = 0
+
+    def choose(
+        self, rows_R: NDArray[np.int64], epoch_R: NDArray[np.int64], most_R: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return anything from none to one more than there is room for."""
+        self._steps += 1
+        names = [f"{self._steps}:{row}:{epoch}" for row, epoch in zip(rows_R, epoch_R, strict=True)]
+        lots_R = np.array([zlib.crc32(name.encode()) for name in names], dtype=np.int64)
+        return lots_R % (most_R + 2)
+
+
+class VaryingWorker(FailingWorker):
+    """A worker whose steps verify by lot."""
+
+    def __init__(self, *parts: Any) -> None:
+        """Take what every worker takes."""
+        super().__init__(*parts)
+        self.lengths = ErraticLengths()
