@@ -115,7 +115,7 @@ def _cut(blocked: BlockedRows, drawn: DrawnRows, masses: Masses, guesser: Guesse
     for part, masses_RNC in masses.pieces(scratch):
         add = partial(_sums, unit_R=accuracy.unit_R[part], scratch=scratch)
         if not is_cut_R[part].any():
-            found.sums_RN[part] = add(masses_RNC)
+            add_up(masses_RNC, accuracy.unit_R[part], sums_RN[part], scratch)
         else:
             some = CutRows(
                 masses_RNC=masses_RNC,
