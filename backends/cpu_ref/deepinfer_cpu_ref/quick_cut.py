@@ -1,19 +1,24 @@
-"""The cut of top-p and min-p in a row of exact weights, without sorting the row.
+"""The cut of top-p and min-p in rows of masses, without sorting the rows.
 
-A sample of the row says near which weight the cut of top-p must lie. The exact sum of all that weigh as much says how
-far off that is, and with the sample between which two weights to look. What weighs more is kept, what weighs less is
-not, and only the tokens in between are sorted. The sums are of all tokens and exact, so they prove whether the guess
-was right; where it was not, the second guess is that it can be any weight.
+A sample of a row says near which weight the cut of top-p must lie (`deepinfer_cpu_ref.quick_guess`). The sum of all
+that weigh as much says how far off that is, and with the sample between which two weights to look. What weighs more is
+kept, what weighs less is not, and only the tokens in between are weighed exactly and sorted.
 
-Legend: V vocabulary, N blocks of a row, C tokens of a block, S tokens of a sample, M tokens near the cut.
+Why the cut is right: all tokens of at least ``high`` come before all in between, and those come before all others. So
+the cut is the token in between with which the running sum passes the limit, if it is not passed before, and is passed
+in between. The sums are of all tokens, so they prove that, whatever the guess was. With exact masses they are exact.
+With approximate ones the difference of sum and limit is known within a room (`Accuracy.room_of_cut`): every token with
+which the sum may pass the limit is found, the tokens between the first and the last of them are the doubt, and a cut
+that may lie elsewhere is given up. Whether a token is in the sum is said by its mass, and the masses of tokens in
+between are taken out again one by one, so that it need not be the truth about its weight.
+
+Legend: R rows, B all rows, V vocabulary, N blocks of a row, C tokens of a block, M tokens near a cut.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,59 +26,34 @@ from numpy.typing import NDArray
 
 from deepinfer.accelerator.ops.sampling import WEIGHT_BITS
 from deepinfer_cpu_ref.quick_blocks import LOG_SLACK, PLACE_SLACK
+from deepinfer_cpu_ref.quick_guess import Bracket, CutRows, CutSettings, Guesser
+from deepinfer_cpu_ref.quick_masses import Accuracy, Floats, Integers, to_weights
 
+UNDECIDED = -2
+"""Stands for the key or the token of a row that a quick way could not decide."""
 ID_BITS = 31
 LARGEST_ID = 2**ID_BITS - 1
 
-_LARGEST_WEIGHT = 2.0**WEIGHT_BITS
-_UNIT = 2.0**-WEIGHT_BITS
-_SAMPLE_STRIDE = 31
-_SAMPLE_DEVIATIONS = 4.5
-_SAMPLE_SLOPE = 1.1
+_LARGEST_WEIGHT = 2**WEIGHT_BITS
 _LARGEST_LOGIT = 1e38
+_LARGEST_TEMPERATURE = 1e300  # above it logits would do the same, and their bounds overflow
+# A key among many rows: the row, how much lighter than the heaviest, the id, which is below 2**21.
+_ROW_SHIFT = 53
+_WEIGHT_SHIFT = 21
 
 
-class CutSettings(NamedTuple):
-    """What of a row's settings, and which facts of its logits, decide its cut."""
-
-    largest: float
-    temperature: float
-    top_p: float
-    least_weight: int
-
-
-class Bracket(NamedTuple):
-    """A guess: tokens that weigh at least ``high`` are kept by top-p, tokens that weigh less than ``low`` are not."""
-
-    low: float
-    high: float
-
-
-class Guess(Protocol):
-    """Where the cut of a row may be. Whether it is there is proved; a wrong guess costs time alone."""
-
-    @property
-    def middle(self) -> float:
-        """A weight near that of the cut, or above it."""
-
-    def bracket(self, excess: float) -> Bracket:
-        """Say between which weights the cut lies, if tokens of at least ``middle`` miss the limit by ``excess``."""
-
-
-Guesser = Callable[[NDArray[np.float64], float], Guess]
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """What is kept of a row.
+class Cuts(NamedTuple):
+    """What is kept of rows.
 
     Attributes:
-        sums_N: float64 [N], the kept weight of each block.
-        least_key: tokens with a lower key (`keys`) are out.
+        sums_RN: the kept weight of each block.
+        least_key_R: tokens with a lower key (`keys`) are out, as far as is known; `UNDECIDED` where nothing is.
+        doubt_R: the weight of tokens below that may yet be in, and how far sums are off beside their accuracy.
     """
 
-    sums_N: torch.Tensor
-    least_key: int
+    sums_RN: Floats
+    least_key_R: Integers
+    doubt_R: Floats
 
 
 def keep_by_top_p(weights_RV: torch.Tensor, top_p_R: torch.Tensor) -> None:
@@ -96,137 +76,118 @@ def keys(weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return weights.bitwise_left_shift(ID_BITS).bitwise_or(LARGEST_ID - ids)
 
 
-def cut_row(
-    weights_NC: torch.Tensor,
-    logits_NC: torch.Tensor,
-    settings: CutSettings,
-    guesser: Guesser,
-    flags_2V: NDArray[np.bool_],
-) -> Cut | None:
-    """Return what top-p and min-p keep of a row, or None when the guess was wrong.
+def cut_rows(rows: CutRows, guesser: Guesser, flags_2RV: NDArray[np.bool_]) -> Cuts:
+    """Return what top-p and min-p keep of some rows.
 
     Args:
-        weights_NC: float64, whole numbers, ids in order; overwritten.
-        logits_NC: float32, what they were made of.
-        settings: those of the row.
-        guesser: gets the weights, and what all that are out weigh less than; no result but None depends on it.
-        flags_2V: two rows of room, overwritten.
+        rows: the rows.
+        guesser: gets the rows, and what all that are out weigh less than; a wrong guess only leaves rows undecided.
+        flags_2RV: room, overwritten.
     """
-    total = float(weights_NC.sum()) if settings.top_p < 1 else 0.0
-    limit = math.floor(settings.top_p * total)
-    if limit >= total:  # the product may round up to the whole
-        return Cut(_sums_from(weights_NC, settings.least_weight), 0)
-    logits_V = logits_NC.reshape(-1).numpy()
-    guess = guesser(weights_NC.view(-1).numpy(), total - limit)
-    sums_N = _sums_from(weights_NC, guess.middle)
-    bracket = guess.bracket(limit - float(sums_N.sum()))
-    ids_M = np.flatnonzero(_is_near(logits_V, bracket, settings, flags_2V))
-    weights_M = weights_of(logits_V[ids_M], settings)
-    is_near_M = (weights_M >= bracket.low) & (weights_M < bracket.high)
-    ids_M, weights_M = ids_M[is_near_M], weights_M[is_near_M]
-    # What is in the sums already and may yet go is taken back.
-    _add(sums_N, ids_M, np.where(weights_M >= guess.middle, -weights_M, 0), weights_NC.shape[1])
-    sure = float(sums_N.sum())
+    settings, accuracy, total_R = rows.settings, rows.accuracy, rows.total_R
+    count, width = rows.masses_RNC.shape[1:]
+    limit_R = np.floor(settings.top_p_R * total_R)
+    # The product may round up to the whole. Then there is no cut but that of min-p.
+    is_cut_R = (settings.top_p_R < 1) & (limit_R < total_R)
+    guess = guesser(rows, total_R - limit_R)
+    sums_RN = rows.sums_from(np.where(is_cut_R, guess.middle, settings.least_weight_R))
+    bracket = _widened(guess.bracket(limit_R - sums_RN.sum(-1)), accuracy)
+    near = _find_near(rows, bracket, is_cut_R, flags_2RV)
 
-    keys_M = (weights_M << ID_BITS) | (LARGEST_ID - ids_M)
-    order_M = np.sort(keys_M)[::-1]
-    last = int(np.searchsorted(sure + np.cumsum(order_M >> ID_BITS), limit, side="right"))
-    if sure > limit or last == len(order_M):
-        return None
-    least_key = int(order_M[last])
-    if settings.least_weight > bracket.high:
-        sums_N = _sums_from(weights_NC, settings.least_weight)
-    is_kept_M = (keys_M >= least_key) & (weights_M >= settings.least_weight)
-    _add(sums_N, ids_M[is_kept_M], weights_M[is_kept_M], weights_NC.shape[1])
-    return Cut(sums_N, least_key)
+    place_M = near.row_M * (count * width) + near.ids_M
+    taken_M = rows.masses_RNC.view(-1).numpy().take(place_M) * accuracy.unit_R[near.row_M]
+    sums_RN -= _by_block(near, taken_M, width, sums_RN)
+    # Not taken back is what they did to the rounding of sums.
+    doubt_R = accuracy.relative_R * np.bincount(near.row_M, taken_M, len(total_R))
+    sure_R = sums_RN.sum(-1)
+    room_R = doubt_R + accuracy.room_of_cut(sure_R, total_R, settings.top_p_R, count * width)
+
+    count_R = np.bincount(near.row_M, minlength=len(total_R))
+    begin_R = np.cumsum(count_R) - count_R
+    # One more at the end, for rows with none.
+    before_M = np.append(np.cumsum(near.weights_M) - near.weights_M, 0)
+    through_M = (sure_R - before_M[begin_R])[near.row_M] + before_M[:-1] + near.weights_M
+    last_R = _count_below(near, through_M, limit_R - room_R)
+    last_perhaps_R = _count_below(near, through_M, limit_R + room_R)
+    is_known_R = is_cut_R & (sure_R + room_R <= limit_R) & (last_perhaps_R < count_R)
+
+    least_key_R = np.where((settings.top_p_R < 1) & (is_cut_R | (not accuracy.is_exact)), UNDECIDED, 0)
+    found_R = np.flatnonzero(is_known_R)
+    cut_R, perhaps_R = (begin_R + last_R)[found_R], (begin_R + last_perhaps_R)[found_R]
+    least_key_R[found_R] = (near.weights_M[cut_R] << ID_BITS) | (LARGEST_ID - near.ids_M[cut_R])
+    doubt_R[found_R] += through_M[perhaps_R] - through_M[cut_R]
+    is_heavy_R = is_known_R & (settings.least_weight_R > bracket.high_R)
+    if is_heavy_R.any():
+        heavy_RN = rows.sums_from(np.where(is_heavy_R, settings.least_weight_R, 0))
+        sums_RN = np.where(is_heavy_R[:, None], heavy_RN, sums_RN)
+    is_kept_M = np.arange(len(near.row_M)) - begin_R[near.row_M] <= last_R[near.row_M]
+    is_kept_M &= near.weights_M >= settings.least_weight_R[near.row_M]
+    sums_RN += _by_block(near, near.weights_M * is_kept_M, width, sums_RN)
+    return Cuts(sums_RN, least_key_R, doubt_R)
 
 
-def weights_of(logits_M: NDArray[np.float32], settings: CutSettings) -> NDArray[np.int64]:
-    """Return the weights of some logits of a row, bit for bit those of the whole row."""
-    scaled_M = torch.from_numpy(logits_M).to(torch.float64).sub_(settings.largest)
-    if settings.temperature != 1:
-        scaled_M.div_(settings.temperature)
-    # Dividing by a power of two and dropping the fraction is the floor of the product, in one pass.
-    weights: NDArray[np.int64] = torch.div(scaled_M.exp_(), _UNIT, rounding_mode="trunc").to(torch.int64).numpy()
+class _Near(NamedTuple):
+    """Tokens near the cuts of their rows: by row, and in it by weight descending and id ascending."""
+
+    row_M: Integers
+    ids_M: Integers
+    weights_M: Integers
+
+
+def _widened(bracket: Bracket, accuracy: Accuracy) -> Bracket:
+    """Take in every token of which mass and weight may not say the same about the ends."""
+    low_R = np.maximum(bracket.low_R - accuracy.slack(bracket.low_R), 1.0)
+    return Bracket(low_R, bracket.high_R + accuracy.slack(np.minimum(bracket.high_R, _LARGEST_WEIGHT)))
+
+
+def _find_near(rows: CutRows, bracket: Bracket, is_cut_R: NDArray[np.bool_], flags_2RV: NDArray[np.bool_]) -> _Near:
+    """Return every token whose weight is in the bracket of its row."""
+    from_RV, below_RV = flags_2RV
+    # Few others are so by their logits, which are there already.
+    low_R, high_R = _logits(bracket.low_R, rows.settings, -1), _logits(bracket.high_R, rows.settings, 1)
+    for row, place in enumerate(rows.places_R.tolist()):
+        if not is_cut_R[row]:
+            from_RV[row] = False
+            continue
+        np.greater_equal(rows.logits_BV[place], low_R[row], out=from_RV[row])
+        if bracket.high_R[row] <= _LARGEST_WEIGHT:
+            np.less(rows.logits_BV[place], high_R[row], out=below_RV[row])
+            from_RV[row] &= below_RV[row]
+    places_M = np.flatnonzero(from_RV)
+    row_M = places_M // from_RV.shape[1]
+    ids_M = places_M - row_M * from_RV.shape[1]
+    weights_M = _weights_of(rows, row_M, ids_M)
+    is_near_M = (weights_M >= bracket.low_R[row_M]) & (weights_M < bracket.high_R[row_M])
+    row_M, ids_M, weights_M = row_M[is_near_M], ids_M[is_near_M], weights_M[is_near_M]
+    order_M = np.sort((row_M << _ROW_SHIFT) | ((_LARGEST_WEIGHT - weights_M) << _WEIGHT_SHIFT) | ids_M)
+    lighter_M = (order_M >> _WEIGHT_SHIFT) & (2 ** (_ROW_SHIFT - _WEIGHT_SHIFT) - 1)
+    return _Near(row_M, order_M & (2**_WEIGHT_SHIFT - 1), _LARGEST_WEIGHT - lighter_M)
+
+
+def _weights_of(rows: CutRows, row_M: Integers, ids_M: Integers) -> Integers:
+    """Return the weights of some tokens, bit for bit those of the whole rows."""
+    scaled_M = torch.from_numpy(rows.logits_BV[rows.places_R[row_M], ids_M]).to(torch.float64)
+    scaled_M.sub_(torch.from_numpy(rows.settings.largest_R[row_M]))
+    scaled_M.div_(torch.from_numpy(rows.settings.temperature_R[row_M]))
+    weights: Integers = to_weights(scaled_M).to(torch.int64).numpy()
     return weights
 
 
-@dataclass(frozen=True, slots=True)
-class SampledGuess:
-    """A guess from a sample of a row's weights, in ascending order.
-
-    Made from the light end, whose sum hardly depends on which tokens fall into the sample, however heavy the heaviest
-    are.
-    """
-
-    sample_S: NDArray[np.float64]
-    middle: float
-
-    @classmethod
-    def of(cls, weights_V: NDArray[np.float64], rest: float) -> SampledGuess:
-        """Guess the weight of the last token that is kept, if all that are out weigh less than ``rest``."""
-        sample_S = np.sort(weights_V[::_SAMPLE_STRIDE])
-        reached = int(np.searchsorted(np.cumsum(sample_S), rest * len(sample_S) / len(weights_V)))
-        return cls(sample_S, max(float(sample_S[min(reached, len(sample_S) - 1)]), 1.0))
-
-    def bracket(self, excess: float) -> Bracket:
-        """See :class:`Guess`."""
-        tokens = abs(excess) / (self.middle * _SAMPLE_STRIDE)
-        if tokens > len(self.sample_S):
-            return Everything().bracket(excess)
-        steps = math.ceil(_SAMPLE_SLOPE * tokens + _SAMPLE_DEVIATIONS * (math.sqrt(tokens) + 1))
-        if excess >= 0:
-            place = int(np.searchsorted(self.sample_S, self.middle)) - steps
-            return Bracket(max(float(self.sample_S[place]), 1.0) if place >= 0 else 1.0, self.middle)
-        place = int(np.searchsorted(self.sample_S, self.middle, side="right")) + steps
-        # One more unit, so that the tokens that tie with the cut lie in between whole.
-        high = float(self.sample_S[place]) + 1 if place < len(self.sample_S) else _LARGEST_WEIGHT + 1
-        return Bracket(self.middle, high)
+def _by_block(near: _Near, weights_M: Floats | Integers, width: int, like_RN: Floats) -> Floats:
+    places_M = near.row_M * like_RN.shape[1] + near.ids_M // width
+    sums: Floats = np.bincount(places_M, weights_M, like_RN.size).astype(np.float64, copy=False)
+    return sums.reshape(like_RN.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Everything:
-    """The guess that is always right: every token is sorted."""
-
-    middle: float = _LARGEST_WEIGHT + 1
-
-    def bracket(self, excess: float) -> Bracket:  # noqa: ARG002 - the same for any
-        """See :class:`Guess`."""
-        return Bracket(1.0, _LARGEST_WEIGHT + 1)
+def _count_below(near: _Near, through_M: Floats, limit_R: Floats) -> Integers:
+    return np.bincount(near.row_M, through_M <= limit_R[near.row_M], len(limit_R)).astype(np.int64)
 
 
-def guess_everything(_weights_V: NDArray[np.float64], _rest: float) -> Guess:
-    """Guess that the cut can be any weight."""
-    return Everything()
-
-
-def _add(sums_N: torch.Tensor, ids_M: NDArray[np.int64], weights_M: NDArray[np.int64], width: int) -> None:
-    sums_N.index_add_(0, torch.from_numpy(ids_M // width), torch.from_numpy(weights_M).to(torch.float64))
-
-
-def _is_near(
-    logits_V: NDArray[np.float32], bracket: Bracket, settings: CutSettings, flags_2V: NDArray[np.bool_]
-) -> NDArray[np.bool_]:
-    """Mark every token whose weight is in the bracket, and few others: reading logits is half of reading weights."""
-    from_V: NDArray[np.bool_] = flags_2V[0]
-    below_V: NDArray[np.bool_] = flags_2V[1]
-    np.greater_equal(logits_V, _logit(bracket.low, settings, -1), out=from_V)
-    if bracket.high <= _LARGEST_WEIGHT:
-        np.less(logits_V, _logit(bracket.high, settings, 1), out=below_V)
-        from_V &= below_V
-    return from_V
-
-
-def _logit(weight: float, settings: CutSettings, side: int) -> np.float32:
-    """Return a logit that is certainly below (-1) or above (1) every logit of that weight, and hardly farther."""
-    scaled = settings.temperature * (math.log(weight / _LARGEST_WEIGHT) + side * LOG_SLACK)
-    exact = settings.largest + scaled + side * PLACE_SLACK * (abs(settings.largest) + abs(scaled))
+def _logits(weight_R: Floats, settings: CutSettings, side: int) -> NDArray[np.float32]:
+    """Return logits that are certainly below (-1) or above (1) every logit of those weights, and hardly farther."""
+    temperature_R = np.minimum(settings.temperature_R, _LARGEST_TEMPERATURE)
+    scaled_R = temperature_R * (np.log(weight_R / _LARGEST_WEIGHT) + side * LOG_SLACK)
+    exact_R = settings.largest_R + scaled_R + side * PLACE_SLACK * (np.abs(settings.largest_R) + np.abs(scaled_R))
     end = np.float32(side * math.inf)
-    return end if abs(exact) > _LARGEST_LOGIT else np.nextafter(np.float32(exact), end)
-
-
-def _sums_from(weights_NC: torch.Tensor, least: float) -> torch.Tensor:
-    """Return what tokens of at least that weight weigh in each block; the others are set to 0."""
-    if least > 1:
-        torch.nn.functional.threshold(weights_NC, least - 1, 0.0, inplace=True)
-    return weights_NC.sum(-1)
+    inside_R = np.clip(exact_R, -_LARGEST_LOGIT, _LARGEST_LOGIT).astype(np.float32)
+    return np.where(np.abs(exact_R) > _LARGEST_LOGIT, end, np.nextafter(inside_R, end))

@@ -27,8 +27,8 @@ from deepinfer.accelerator.ops.sampling import (
     TokenWeights,
 )
 from deepinfer_cpu_ref.quick_blocks import BlockedRows, DrawnRows, NarrowRows, kept_blocks
-from deepinfer_cpu_ref.quick_cut import keep_by_top_p
-from deepinfer_cpu_ref.quick_dense import UNDECIDED, WIDEST_VOCABULARY, draw_dense
+from deepinfer_cpu_ref.quick_cut import UNDECIDED, keep_by_top_p
+from deepinfer_cpu_ref.quick_dense import WIDEST_VOCABULARY, draw_dense
 from deepinfer_cpu_ref.quick_scratch import Scratch
 
 _FINE_BLOCK = 8
