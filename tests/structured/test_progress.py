@@ -65,6 +65,15 @@ def test_a_token_that_the_form_forbids_is_an_error_and_not_the_end_of_the_constr
         progress.commit(token("b"))
 
 
+def test_drafts_that_no_text_holds_are_passed_over_in_silence(
+    begin: Begin, token: Token, allowed: Allowed, capfd: pytest.CaptureFixture[str]
+) -> None:
+    progress = begin(regex="(ab)*c")
+    assert allowed(progress, (token("c"), 0)) == [*allowed(progress, (token("c"),)), EVERYTHING]
+    allowed(progress, (VOCAB_SIZE - 1,))
+    assert capfd.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("count", range(5))
 def test_drafts_do_not_move_the_progress(begin: Begin, token: Token, allowed: Allowed, count: int) -> None:
     drafts = (token("ab"), token("a"), token("b"), token("c"), END)[: count + 1]

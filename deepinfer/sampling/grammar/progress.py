@@ -114,7 +114,8 @@ class GrammarProgress:
         self._fill_row(mask_KW, 0)
         for row, draft in enumerate(drafts, start=1):
             in_form = self._phase is Phase.FORM
-            if not self._advance(draft):
+            # Not asked about a token that it forbids, the library does not complain about it on the standard error.
+            if (in_form and not _is_set(mask_KW[row - 1], draft)) or not self._advance(draft):
                 break
             accepted += in_form
             self._fill_row(mask_KW, row)
@@ -150,3 +151,7 @@ class GrammarProgress:
 
     def _form_begins(self) -> Phase:
         return Phase.FORM if self._wanted.bound_token_id is None else Phase.BOUND
+
+
+def _is_set(mask_W: NDArray[np.int32], token_id: int) -> bool:
+    return bool(mask_W[token_id >> 5] >> (token_id & 31) & 1)
