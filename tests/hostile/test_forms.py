@@ -8,7 +8,8 @@ from itertools import product
 
 import pytest
 
-from deepinfer.sampling.grammar.expressions import expression_problems
+from deepinfer.sampling.grammar import StructuredOutputs
+from deepinfer.sampling.grammar.expressions import expression_problems, grammar_problems
 from deepinfer.sampling.grammar.schemas import schema_problems
 
 INTEGER = {"type": "integer"}
@@ -138,6 +139,24 @@ def test_expressions_that_would_be_misread_are_told(expression: str) -> None:
 )
 def test_other_expressions_are_left_to_the_library(expression: str) -> None:
     assert expression_problems(expression) == []
+
+
+def test_counts_that_overflow_are_told_in_grammars_but_not_in_what_they_quote() -> None:
+    huge = "{" + "9" * 9999 + "}"
+    for count in ("{4294967297}", "{ 3, 4294967297 }", "{4294967297,}", huge):
+        assert len(grammar_problems(f'root ::= "a"{count} "b"')) == len(expression_problems(f"a{huge}")) == 1
+    quoted = (
+        'root ::= "{4294967297}\\"{4294967297}" [{4294967297}\\]{4294967297}] # {4294967297}\n | "a"{2,02147483647}'
+    )
+    assert grammar_problems(quoted) == []
+
+
+def test_a_mapping_too_deep_to_be_written_is_of_a_wrong_type() -> None:
+    deep: dict[str, object] = {}
+    for _ in range(99_999):
+        deep = {"items": deep}
+    with pytest.raises(TypeError, match="not expressible as JSON"):
+        StructuredOutputs(json_schema=deep)
 
 
 @pytest.mark.parametrize(

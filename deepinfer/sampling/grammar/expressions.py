@@ -1,4 +1,4 @@
-"""Regular expressions that the grammar library would read as something else, without a word.
+"""Regular expressions and grammars that the grammar library would read as something else, without a word.
 
 It ignores anchors that stand inside, takes letters after a backslash that it does not know for themselves, lets a large
 repetition count overflow, and writes an expression for the inside of a JSON string as it stands, quotes and all.
@@ -24,6 +24,10 @@ _TOKEN = re.compile(
 )
 
 
+# What stands quoted, in a class, or behind a comment's mark in a grammar, and counts, which stand nowhere else.
+_IN_GRAMMAR = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|(?P<count>\{[0-9, ]*\})')
+
+
 class _Token(NamedTuple):
     """A piece of an expression; inside a class, ``is_negated`` says which kind."""
 
@@ -44,9 +48,7 @@ def expression_problems(text: str, *, is_inside_json: bool = False) -> list[str]
     problems = [f"anchor {anchor} in the middle, which would be ignored" for anchor in _idle_anchors(tokens)]
     for token in tokens:
         if token.kind == "count" and not token.is_in_class:
-            largest = max([int(number) for number in re.findall("[0-9]+", token.text)], default=0)
-            if largest > _MOST_REPETITIONS:
-                problems.append(f"repetition count {largest}; the limit is {_MOST_REPETITIONS}")
+            problems += _count_problems(token.text)
         elif token.kind == "escape" and re.fullmatch("[A-Za-z]", token.text[1]):
             letter = token.text[1]
             problems += [f"escape {token.text}, which would mean the letter {letter}"] * (letter not in _KNOWN_LETTERS)
@@ -54,6 +56,21 @@ def expression_problems(text: str, *, is_inside_json: bool = False) -> list[str]
         if is_inside_json and not token.is_negated and _character(token) in _ESCAPED_IN_JSON:
             problems.append(f"{token.text!r}, which a JSON string cannot hold as it stands")
     return list(dict.fromkeys(problems))
+
+
+def grammar_problems(text: str) -> list[str]:
+    """Return what in an EBNF grammar would be read otherwise, in words; empty if nothing would."""
+    return [problem for match in _IN_GRAMMAR.finditer(text) for problem in _count_problems(match["count"] or "")]
+
+
+def _count_problems(text: str) -> list[str]:
+    # Numbers of any length, which int() refuses from some length on.
+    numbers = [number.lstrip("0") for number in re.findall("[0-9]+", text)]
+    return [
+        f"repetition count {number:.40}; the limit is {_MOST_REPETITIONS}"
+        for number in numbers
+        if len(number) > len(str(_MOST_REPETITIONS)) or int(number or "0") > _MOST_REPETITIONS
+    ]
 
 
 def _tokens(text: str) -> Iterator[_Token]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from deepinfer.errors import DeepInferError
-from deepinfer.sampling.grammar.expressions import expression_problems
+from deepinfer.sampling.grammar.expressions import expression_problems, grammar_problems
 from deepinfer.sampling.grammar.schemas import schema_problems
 from deepinfer.sampling.grammar.specification import GrammarKind
 
@@ -51,8 +51,8 @@ def compile_source(compiler: Any, kind: GrammarKind, text: str) -> Any:
         GrammarError: the text is no such form (the library's reason without its file names), or the library would
             leave out or misread some of it.
     """
-    problems = expression_problems(text) if kind == "regex" else schema_problems(text) if kind == "json_schema" else []
-    if problems:
+    find_problems = {"regex": expression_problems, "json_schema": schema_problems, "ebnf": grammar_problems}[kind]
+    if problems := find_problems(text):
         raise GrammarError(f"not a usable {kind}: {'; '.join(problems)}")
     try:
         if kind == "json_schema":
