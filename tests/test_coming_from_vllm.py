@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -61,7 +62,23 @@ def test_cumulative_logprob_adds_up_what_was_emitted(llm: LLM) -> None:
 
 def test_names_of_elsewhere_are_refused_with_what_to_write_instead() -> None:
     with pytest.raises(ArgumentError) as refused:
-        LLM(gpu_memory_utilization=0.5, tensor_parallel_size=2, trust_remote_code=True)
+        LLM(gpu_memory_utilization=0.5, tensor_parallel_size=2, trust_remote_code=True, generation_config="vllm")
     text = str(refused.value)
-    for words in ("here it is memory_utilization", "one rank", "no code is ever loaded"):
+    for words in (
+        "here it is memory_utilization",
+        "one rank",
+        "no code is ever loaded",
+        "generation_config.json is not",
+    ):
         assert words in text
+
+
+def test_parameters_and_records_cannot_be_changed_under_a_request(llm: LLM) -> None:
+    params = SamplingParams(seed=-1, max_tokens=2, ignore_eos=True)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.temperature = 0.5  # type: ignore[misc]
+    first, again = (llm.generate("Hello", dataclasses.replace(params, top_k=9))[0] for _ in range(2))
+    assert first.outputs[0].token_ids == again.outputs[0].token_ids  # -1 is a seed
+    assert [*first.prompt_token_ids, *first.outputs[0].token_ids] == list(
+        first.prompt_token_ids + first.outputs[0].token_ids
+    )

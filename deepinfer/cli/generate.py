@@ -159,7 +159,7 @@ def generate(
         stop_token_ids=tuple(stop_ids),
         ignore_eos=ignore_eos,
         logprobs=logprobs,
-        structured_outputs=_form(json_schema, regex, ebnf),
+        structured_outputs=_form(json_schema, regex, ebnf, problems),
     )
     # The vocabulary is known once the model is loaded; the engine looks at ids again then.
     problems += params.problems(vocab_size=2**31 - 1)
@@ -206,13 +206,26 @@ def generate(
         raise typer.Exit(1)
 
 
-def _form(json_schema: Path | None, regex: str | None, ebnf: Path | None) -> StructuredOutputs | None:
+def _form(
+    json_schema: Path | None, regex: str | None, ebnf: Path | None, problems: list[str]
+) -> StructuredOutputs | None:
     from deepinfer.sampling.grammar.specification import StructuredOutputs
 
-    texts = [path.read_text(encoding="utf-8") if path is not None else None for path in (json_schema, ebnf)]
-    if regex is None and not any(text is not None for text in texts):
+    schema_text = _form_text("--json-schema", json_schema, problems)
+    ebnf_text = _form_text("--ebnf", ebnf, problems)
+    if regex is None and schema_text is None and ebnf_text is None:
         return None
-    return StructuredOutputs(json_schema=texts[0], regex=regex, ebnf=texts[1])
+    return StructuredOutputs(json_schema=schema_text, regex=regex, ebnf=ebnf_text)
+
+
+def _form_text(option: str, path: Path | None, problems: list[str]) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        problems.append(f"{option} {path}: is not UTF-8 ({error.reason} at byte {error.start})")
+        return None
 
 
 def _answer(llm: LLM, prompts: _Prompts, params: SamplingParams, *, as_json: bool, stream: bool) -> list[str]:
@@ -234,7 +247,7 @@ def _write_all(llm: LLM, prompts: _Prompts, params: SamplingParams, *, as_json: 
         else:
             for answer in record.outputs:
                 heading = "" if is_single else _heading(record, answer)
-                print(f"{heading}{_body(answer)}")
+                print(f"{heading}{_body(answer, spell)}")
                 _print_tokens(answer, spell)
         failures += _failures(record)
     return failures
@@ -278,7 +291,7 @@ class _StreamPrinter:
             if self._with_headings and not self._is_begun:
                 print(_heading(owner, answer), end="")
             self._is_begun = True
-            body = _body(answer)
+            body = _body(answer, self._spell)
             print(body[self._written_characters :], end="", flush=True)
             self._written_characters = len(body)
             if answer.finish_reason is None:
@@ -304,9 +317,10 @@ def _heading(record: RequestOutput, answer: CompletionOutput) -> str:
     return f"[request {record.request_id}, answer {answer.index}]\n"
 
 
-def _body(answer: CompletionOutput) -> str:
+def _body(answer: CompletionOutput, spell: SpellToken | None) -> str:
     """Return the text, or the ids of a model that has no tokenizer."""
-    return show.printable(answer.text) if answer.text or not answer.token_ids else " ".join(map(str, answer.token_ids))
+    has_text = bool(answer.text) or spell is not None
+    return show.printable(answer.text) if has_text else " ".join(map(str, answer.token_ids))
 
 
 def _failures(record: RequestOutput) -> list[str]:

@@ -114,6 +114,17 @@ def test_a_form_may_be_text_or_a_file_and_only_one(run: Run, library: type[Stand
     assert "max_tokens" in ran.err
 
 
+@pytest.mark.parametrize("flag", ["--json-schema", "--ebnf"])
+def test_a_file_that_is_not_utf_8_is_named(run: Run, library: type[StandIn], tmp_path: Path, flag: str) -> None:
+    form = tmp_path / "form"
+    form.write_bytes(b'root ::= "\xff"')
+    ran = run("generate", "x", flag, form, "--max-tokens", "0")
+    assert ran.status == 2
+    assert f"{flag} {form}: is not UTF-8" in ran.err
+    assert "max_tokens" in ran.err
+    assert library.calls == []
+
+
 def test_without_a_prompt_the_documented_one_is_used(run: Run, library: type[StandIn]) -> None:
     run("generate")
     assert library.calls[1]["prompts"] == [command.DEFAULT_PROMPT]
@@ -158,6 +169,30 @@ def test_text_cannot_drive_the_terminal(run: Run, library: type[StandIn]) -> Non
 def test_a_model_without_a_tokenizer_shows_ids(run: Run, library: type[StandIn]) -> None:
     library.script = [record("0", replace(answer(""), token_ids=(5, 6)))]
     assert run("generate", "--prompt-ids", "1").out == "5 6\n"
+
+
+class Speaking(StandIn):
+    """A stand-in that has a tokenizer."""
+
+    def get_tokenizer(self) -> Speaking:
+        return self
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id])
+
+
+def test_a_text_that_is_held_back_is_not_replaced_by_ids(
+    run: Run, library: type[StandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens may have no text: control marks, half a character, the beginning of a stop string."""
+    speaking = type("LLM", (Speaking,), {"calls": [], "script": [record("0", replace(answer(""), token_ids=(1,)))]})
+    monkeypatch.setattr(llm, "LLM", speaking)
+    assert run("generate", "x").out == "\n"
+    speaking.script = [
+        record("0", replace(answer("", reason=None), token_ids=(40, 41))),
+        record("0", replace(answer("once", reason="stop"), token_ids=(40, 41, 42))),
+    ]
+    assert run("generate", "x", "--stream").out == "once\n"
 
 
 def test_json_is_one_line_per_request(run: Run, library: type[StandIn]) -> None:

@@ -20,6 +20,12 @@ END, VOCAB_SIZE = 1, 140
         ({"json_schema": {"type": "nonsense"}}, 'Unsupported type "nonsense"'),
         ({"regex": "a("}, "The parenthesis is not closed"),
         ({"ebnf": 'root ::= "a" foo'}, 'Rule "foo" is not defined'),
+        # What the library would leave out or misread without a word.
+        ({"regex": r"\Aab\Z"}, r"not a usable regex: escape \\A, which would mean the letter A"),
+        ({"regex": "a{4294967297}"}, "repetition count 4294967297"),
+        ({"json_schema": {"type": "string", "not": {"const": "no"}}}, "at #: 'not' cannot be enforced"),
+        ({"json_schema": {"type": "string", "pattern": r"^\\$"}}, "a JSON string cannot hold"),
+        ({"json_schema": "[" * 9999}, "nested too deeply"),
     ],
 )
 def test_a_bad_form_says_why_without_the_librarys_file_names(

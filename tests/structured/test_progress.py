@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from deepinfer.sampling.grammar import progress as progress_module
 from deepinfer.sampling.grammar.library import GrammarError
 from deepinfer.sampling.grammar.progress import GrammarProgress, Phase
 
@@ -32,6 +33,21 @@ def test_only_what_continues_the_form_is_allowed_and_the_end_only_where_it_is_co
     assert allowed(progress) == [EVERYTHING]
 
 
+@pytest.mark.parametrize("is_fork", [False, True])
+def test_a_form_that_takes_too_long_to_follow_ends_its_answer(
+    begin: Begin,
+    token: Token,
+    monkeypatch: pytest.MonkeyPatch,
+    is_fork: bool,  # noqa: FBT001
+) -> None:
+    """An ambiguous form takes longer with every token; here no computing at all is allowed for."""
+    monkeypatch.setattr(progress_module, "ALLOWANCE_S", 0.0)
+    monkeypatch.setattr(progress_module, "ALLOWANCE_PER_TOKEN_S", 0.0)
+    progress = begin(ebnf='root ::= "a" | root root | root root root')
+    with pytest.raises(GrammarError, match="one way only"):
+        (progress.copy() if is_fork else progress).commit(token("a"))
+
+
 def test_padding_and_control_marks_are_never_part_of_a_form(begin: Begin, token: Token, allowed: Allowed) -> None:
     (ids,) = allowed(begin(regex="[^z]*"))
     assert END in ids
@@ -47,6 +63,15 @@ def test_a_token_that_the_form_forbids_is_an_error_and_not_the_end_of_the_constr
     progress = begin(regex="ab")
     with pytest.raises(GrammarError, match="forbids"):
         progress.commit(token("b"))
+
+
+def test_drafts_that_no_text_holds_are_passed_over_in_silence(
+    begin: Begin, token: Token, allowed: Allowed, capfd: pytest.CaptureFixture[str]
+) -> None:
+    progress = begin(regex="(ab)*c")
+    assert allowed(progress, (token("c"), 0)) == [*allowed(progress, (token("c"),)), EVERYTHING]
+    allowed(progress, (VOCAB_SIZE - 1,))
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("count", range(5))

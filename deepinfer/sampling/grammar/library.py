@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from deepinfer.errors import DeepInferError
+from deepinfer.sampling.grammar.expressions import expression_problems, grammar_problems
+from deepinfer.sampling.grammar.schemas import schema_problems
 from deepinfer.sampling.grammar.specification import GrammarKind
 
 # Spaces, line ends: a schema allows this many in a row. Without a limit a model can fill its whole answer with them.
@@ -46,8 +48,12 @@ def compile_source(compiler: Any, kind: GrammarKind, text: str) -> Any:
     """Compile one form.
 
     Raises:
-        GrammarError: the text is no such form; the library's reason without its file names.
+        GrammarError: the text is no such form (the library's reason without its file names), or the library would
+            leave out or misread some of it.
     """
+    find_problems = {"regex": expression_problems, "json_schema": schema_problems, "ebnf": grammar_problems}[kind]
+    if problems := find_problems(text):
+        raise GrammarError(f"not a usable {kind}: {'; '.join(problems)}")
     try:
         if kind == "json_schema":
             return compiler.compile_json_schema(text, max_whitespace_cnt=_MOST_WHITESPACE)

@@ -5,6 +5,7 @@ Legend: W words of a bitmask (32 tokens each), K drafts.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any
@@ -17,6 +18,10 @@ from deepinfer.sampling.grammar.library import GrammarError
 from deepinfer.sampling.grammar.specification import StructuredOutputs
 
 _ALL = np.int32(-1)
+
+ALLOWANCE_S = 5.0
+"""Seconds of computing that following a form may take from an answer's beginning to its end, plus, per token:"""
+ALLOWANCE_PER_TOKEN_S = 0.005
 
 
 class Phase(Enum):
@@ -32,6 +37,9 @@ class GrammarProgress:
     """One answer's place in its form.
 
     A preemption does not touch it: it depends on the committed tokens alone.
+
+    Following an ambiguous form (``root ::= "a" | root root``) takes longer with every token, and the steps of everybody
+    wait for it; the computing is measured, and an answer that needs too much of it ends.
     """
 
     def __init__(self, compiled: Any, wanted: StructuredOutputs, end_token_ids: Sequence[int]) -> None:
@@ -46,6 +54,8 @@ class GrammarProgress:
         self._wanted = wanted
         self._end_token_ids = frozenset(end_token_ids)
         self._matcher = library.load().GrammarMatcher(compiled)
+        self._spent_s = 0.0
+        self._allowed_s = ALLOWANCE_S
         self._recent: tuple[int, ...] = ()
         self._phase = Phase.FREE if wanted.trigger_token_ids else self._form_begins()
 
@@ -65,16 +75,27 @@ class GrammarProgress:
         twin._compiled, twin._wanted, twin._end_token_ids = self._compiled, self._wanted, self._end_token_ids
         twin._matcher = self._matcher.fork()
         twin._recent, twin._phase = self._recent, self._phase
+        twin._spent_s, twin._allowed_s = self._spent_s, self._allowed_s
         return twin
 
     def commit(self, token_id: int) -> None:
         """Move on by one emitted token.
 
         Raises:
-            GrammarError: the form does not allow the token here.
+            GrammarError: the form does not allow the token here, or takes too long to follow.
         """
+        kind = self._wanted.source.kind
+        # Of this thread: a busy machine takes nothing from the allowance.
+        began_s = time.thread_time()
         if not self._advance(token_id):
-            raise GrammarError(f"token {token_id} was emitted where the form ({self._wanted.source.kind}) forbids it")
+            raise GrammarError(f"token {token_id} was emitted where the form ({kind}) forbids it")
+        self._spent_s += time.thread_time() - began_s
+        self._allowed_s += ALLOWANCE_PER_TOKEN_S
+        if self._spent_s > self._allowed_s:
+            raise GrammarError(
+                f"following the {kind} has taken {self._spent_s:.1f} s of computing, and takes longer with each token; "
+                "write it so that a text can be read in one way only"
+            )
 
     def fill(self, mask_KW: NDArray[np.int32], drafts: Sequence[int] = ()) -> None:
         """Write the allowed tokens of the next position and of those behind each draft.
@@ -86,19 +107,22 @@ class GrammarProgress:
             mask_KW: int32 [1 + len(drafts), W], bit t set where token t is allowed.
             drafts: the drafted tokens, in order.
         """
+        began_s = time.thread_time()
         recent, phase = self._recent, self._phase
         accepted = 0
         mask_KW[:] = _ALL
         self._fill_row(mask_KW, 0)
         for row, draft in enumerate(drafts, start=1):
             in_form = self._phase is Phase.FORM
-            if not self._advance(draft):
+            # Not asked about a token that it forbids, the library does not complain about it on the standard error.
+            if (in_form and not _is_set(mask_KW[row - 1], draft)) or not self._advance(draft):
                 break
             accepted += in_form
             self._fill_row(mask_KW, row)
         if accepted:
             self._matcher.rollback(accepted)
         self._recent, self._phase = recent, phase
+        self._spent_s += time.thread_time() - began_s
 
     def _fill_row(self, mask_KW: NDArray[np.int32], row: int) -> None:
         if self._phase is Phase.FORM:
@@ -127,3 +151,7 @@ class GrammarProgress:
 
     def _form_begins(self) -> Phase:
         return Phase.FORM if self._wanted.bound_token_id is None else Phase.BOUND
+
+
+def _is_set(mask_W: NDArray[np.int32], token_id: int) -> bool:
+    return bool(mask_W[token_id >> 5] >> (token_id & 31) & 1)

@@ -50,7 +50,7 @@ class StructuredOutputs:
         if isinstance(self.json_schema, Mapping):
             try:
                 object.__setattr__(self, "json_schema", json.dumps(self.json_schema))
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, RecursionError) as error:
                 wrong.append(f"json_schema: not expressible as JSON ({error})")
         wrong += [
             f"{kind}: {getattr(self, kind)!r:.80} is not text"
