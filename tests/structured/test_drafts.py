@@ -94,10 +94,11 @@ RULES: dict[str, Rule] = {
 }
 
 
-@pytest.fixture(scope="module")
-def coupled() -> Iterator[LLM]:
+@pytest.fixture(scope="module", params=[False, True], ids=["one by one", "ahead"])
+def coupled(request: pytest.FixtureRequest) -> Iterator[LLM]:
     """Four blocks of eight positions: too few for all answers at once. The forms are compiled beforehand."""
-    llm = LLM(**SIZES | {"num_blocks": 5, "num_speculative_tokens": 3, "verification": "coupled"})
+    options = {"num_blocks": 5, "num_speculative_tokens": 3, "verification": "coupled"}
+    llm = LLM(**SIZES | options, async_scheduling=request.param)
     ask(llm)
     yield llm
     llm.close()
@@ -123,6 +124,13 @@ def test_coupled_drafts_change_no_structured_answer(
         assert after.accepted_tokens > before.accepted_tokens
     if "rejected" in rule:
         assert after.preemptions > before.preemptions
+
+
+def test_planning_ahead_changes_no_structured_answer(plain: list[RequestOutput]) -> None:
+    """A mask is that of committed tokens: it is made after the step before was read."""
+    llm = LLM(**SIZES, async_scheduling=True)
+    assert shown(ask(llm)) == shown(plain)
+    llm.close()
 
 
 @pytest.mark.parametrize("rule", list(RULES)[:3])
