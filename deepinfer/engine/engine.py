@@ -379,19 +379,19 @@ class Engine:
         """Plan a step, run it and commit it."""
         step = self._last_step = self._scheduler.schedule()
         self._steps += 1
+        if step.kind == "empty":  # it carries no copies either
+            self._forms.wait(_LONGEST_WAIT_S)
+            return
         answers = self._answers(step)
         with self._computing(step):
             begun = time.perf_counter()
             self._worker.copy(step)
-            drafts = self._worker.drafts(step) if answers else []
+            drafts = self._worker.drafts(step)
             asked = asked_runs(step, answers, drafts, (step.cached_R + 1).tolist(), (~step.is_partial_R).tolist())
             self._drafted_tokens += asked.drafted_tokens
-            runs = self._worker.run(step, asked.requests, [each.extras for each in answers]) if answers else []
+            runs = self._worker.run(step, asked.requests, [each.extras for each in answers])
             self._computed_s += time.perf_counter() - begun
-        if answers:
-            self._commit(step, answers, runs)
-        else:
-            self._forms.wait(_LONGEST_WAIT_S)
+        self._commit(step, answers, runs)
 
     def _step_ahead(self, pipeline: Pipeline) -> None:
         """Plan a step and launch its layers, read and commit the step before it, launch its sampling.
