@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -159,7 +160,7 @@ class Worker:
             forwarded = self._forward(step, extras, self._inputs(step))
             return Readback(self._sample(forwarded, step, requests, extras)).runs()
 
-    def begin(self, step: ScheduledStep, extras: Sequence[RowExtras]) -> Forwarded:
+    def begin(self, step: ScheduledStep, extras: Sequence[RowExtras]) -> Any:
         """Execute a step's copies and run its rows through the layers; what was assumed is put right first.
 
         Asynchronous scheduling runs this and :meth:`finish` on the device's queue. Nothing waits for the device in a
@@ -174,17 +175,26 @@ class Worker:
 
     def finish(
         self,
-        begun: Forwarded,
+        begun: Any,
         step: ScheduledStep,
         requests: Sequence[RunRequest],
         extras: Sequence[RowExtras],
         to_host: ToHost,
     ) -> Results:
-        """Sample a step that has begun, and draft; where each request stands is remembered for the next step."""
+        """Sample a step that has begun, and draft; where each request stands is remembered for the next step.
+
+        Args:
+            begun: what :meth:`begin` returned; what that is, is the worker's own affair.
+            step: the step.
+            requests: the sampling of each request, as for :meth:`run`.
+            extras: what each request wants beyond tokens.
+            to_host: copies a tensor for the host, without waiting if the device can.
+        """
+        forwarded: Forwarded = begun
         with torch.inference_mode():
-            result = self._sample(begun, step, requests, extras)
+            result = self._sample(forwarded, step, requests, extras)
             if step.kind == "decode":
-                self._remember(begun.inputs, result)
+                self._remember(forwarded.inputs, result)
             drafts = None if self.speculation is None else self.speculation.stored_ids(step)
             return on_host(Readback(result, drafts), to_host)
 
