@@ -290,8 +290,10 @@ def _throughput_table(results: Sequence[ThroughputResult]) -> str:
 
 
 def _latency_table(results: Sequence[LatencyResult]) -> str:
-    header = ("batch", "first p50", "first p99", "token p50", "token p90", "token p99", "request p50", "request p99")
-    header += ("step host", "step device", "step bubble")
+    header = (
+        *("batch", "first p50", "first p99", "token p50", "token p90", "token p99", "request p50", "request p99"),
+        *("step host", "step device", "step bubble"),
+    )
     rows = [
         (
             str(result.batch_size),

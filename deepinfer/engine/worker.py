@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -206,7 +207,7 @@ class Worker:
                 self.lengths.costs.note(rows, projected_s - begun_s, self._clock() - projected_s)
             return runs
 
-    def begin(self, step: ScheduledStep, extras: Sequence[RowExtras]) -> Forwarded:
+    def begin(self, step: ScheduledStep, extras: Sequence[RowExtras]) -> Any:
         """Execute a step's copies and run its rows through the layers; what was assumed is put right first.
 
         Asynchronous scheduling runs this and :meth:`finish` on the device's queue. Nothing waits for the device in a
@@ -221,17 +222,26 @@ class Worker:
 
     def finish(
         self,
-        begun: Forwarded,
+        begun: Any,
         step: ScheduledStep,
         requests: Sequence[RunRequest],
         extras: Sequence[RowExtras],
         to_host: ToHost,
     ) -> Results:
-        """Sample a step that has begun, and draft; where each request stands is remembered for the next step."""
+        """Sample a step that has begun, and draft; where each request stands is remembered for the next step.
+
+        Args:
+            begun: what :meth:`begin` returned; what that is, is the worker's own affair.
+            step: the step.
+            requests: the sampling of each request, as for :meth:`run`.
+            extras: what each request wants beyond tokens.
+            to_host: copies a tensor for the host, without waiting if the device can.
+        """
+        forwarded: Forwarded = begun
         with torch.inference_mode():
-            result, judged = self._sample(self._logits(step, begun), begun, step, requests, extras)
+            result, judged = self._sample(self._logits(step, forwarded), forwarded, step, requests, extras)
             if step.kind == "decode":
-                self._remember(begun.inputs, result)
+                self._remember(forwarded.inputs, result)
             drafts = None if self.speculation is None else self.speculation.stored_ids(step)
             return on_host(Readback(result, judged, drafts), to_host)
 

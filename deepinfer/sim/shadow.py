@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,14 +114,15 @@ class ShadowWorker(FailingWorker):
 
     def finish(
         self,
-        begun: _Written,
+        begun: Any,
         step: ScheduledStep,  # noqa: ARG002  # the true one was begun
         requests: Sequence[RunRequest],  # noqa: ARG002
         extras: Sequence[RowExtras],  # noqa: ARG002
         to_host: ToHost,  # noqa: ARG002
     ) -> Results:
         """Read each history back; what follows from it, and the drafts behind that."""
-        true_step, drafts = begun
+        written: _Written = begun
+        true_step, drafts = written
         runs, following = [], []
         for number in range(true_step.num_requests):
             run = self._judge(true_step, number, drafts[number])

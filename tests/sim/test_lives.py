@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from deepinfer.scheduling.step import ScheduledStep
-from deepinfer.sim import live
+from deepinfer.sim import Scenario, live
 from deepinfer.sim.__main__ import main
 from deepinfer.sim.model import make_simulated_model
 from deepinfer.sim.shadow import ShadowWorker
@@ -117,3 +118,30 @@ def test_bad_arguments_are_refused(arguments: list[str], capsys: pytest.CaptureF
         main(arguments)
     assert caught.value.code == 2
     assert arguments[0] in capsys.readouterr().err
+
+
+def test_lives_whose_steps_are_planned_ahead_go_well() -> None:
+    for seed in range(12):
+        assert live(seed, STEPS, async_scheduling=True).problems == [], f"--seed {seed} --async-scheduling"
+
+
+def test_half_of_the_lives_plan_ahead_and_a_seed_is_otherwise_the_same_life() -> None:
+    scenarios = [Scenario.from_seed(seed) for seed in range(100)]
+    assert 30 < sum(bool(scenario.options.async_scheduling) for scenario in scenarios) < 70
+    one, ahead = (Scenario.from_seed(3, async_scheduling=value) for value in (False, True))
+    assert replace(one, options=ahead.options) == ahead
+    assert replace(one.options, async_scheduling=True) == ahead.options
+
+
+def test_an_assumption_that_nobody_puts_right_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    corrected = ShadowWorker._corrected
+
+    def trusting(self: ShadowWorker, step: ScheduledStep) -> ScheduledStep:
+        """The newest token is put in its place, where the plan says that it stands: as if all drafts were accepted."""
+        true_step = corrected(self, step)
+        flies_R = (step.in_flight_R > 0) & (true_step.q_R == step.q_R)
+        cached_R = np.where(flies_R, step.cached_R, true_step.cached_R)
+        return replace(true_step, cached_R=cached_R, k_R=cached_R + true_step.q_R)
+
+    monkeypatch.setattr(ShadowWorker, "_corrected", trusting)
+    assert any(live(seed, STEPS, async_scheduling=True, drafts=3).problems for seed in range(20))

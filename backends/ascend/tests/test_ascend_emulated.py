@@ -56,6 +56,28 @@ def test_streams_wait_for_events_and_events_are_done_after_a_wait(host_cann_mach
     assert event.done()
 
 
+def test_work_is_issued_on_its_stream_and_its_exception_comes_out_of_the_wait(host_cann_machine: Emulator) -> None:
+    driver = Driver()
+    stream = driver.new_stream()
+    before = torch.npu.current_stream()
+    seen: list[object] = []
+    mark = stream.enqueue(lambda: seen.append(torch.npu.current_stream()))
+    mark.wait()
+    assert mark.done()
+    assert seen == [stream.raw]
+    assert torch.npu.current_stream() == before
+    x = driver.allocate((3,), torch.float32)
+    assert stream.to_host(x).device.type == "cpu"
+
+    def fail() -> None:
+        raise OpRefusedError("no such operator")
+
+    failed = stream.enqueue(fail)
+    with pytest.raises(OpRefusedError, match="no such operator"):
+        failed.wait()
+    assert torch.npu.current_stream() == before
+
+
 def test_a_graph_records_once_and_replays_what_it_recorded(host_cann_machine: Emulator) -> None:
     driver = Driver()
     x, weight = driver.allocate((2, 64), torch.float32), driver.allocate((64,), torch.float32)

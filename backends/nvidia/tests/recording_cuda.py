@@ -28,6 +28,10 @@ class Event:
     def synchronize(self):
         return None
 
+    def elapsed_time(self, later):
+        """Milliseconds between two events of one stream."""
+        return 2500.0 if self.stream == later.stream else -1.0
+
 
 class Recording:
     """Graph: what runs while it is recorded is appended by `RecordingCuda.enqueue`; a replay runs it again."""
@@ -58,7 +62,7 @@ class RecordingCuda:
         self.count += 1
         return Stream(self, f"stream {self.count}")
 
-    def Event(self):  # noqa: N802
+    def Event(self, enable_timing=False):  # noqa: N802, FBT002
         return Event()
 
     def CUDAGraph(self):  # noqa: N802

@@ -175,3 +175,28 @@ def test_streams_wait_for_events_of_their_kind_without_the_host(cuda):
     second.wait_event(event)
     assert event.done()
     assert cuda.log == ["stream 2 waits for event of stream 1"]
+
+
+def test_work_is_issued_on_the_stream_behind_the_callers_and_timed_by_the_device(cuda):
+    stream = CudaStream(0, cuda)
+    seen = []
+    mark = stream.enqueue(lambda: seen.append(cuda.current.name))
+    assert seen == ["stream 1"]
+    assert cuda.current.name == "default"
+    assert cuda.log == ["stream 1 waits for default"]
+    mark.wait()
+    assert mark.done()
+    assert mark.elapsed_s == 2.5
+    assert stream.to_host(torch.ones(2)).tolist() == [1, 1]
+
+
+def test_what_work_raises_comes_out_of_the_wait(cuda):
+    stream = CudaStream(0, cuda)
+
+    def fail():
+        raise OpRefusedError("no such kernel")
+
+    mark = stream.enqueue(fail)
+    assert cuda.current.name == "default"
+    with pytest.raises(OpRefusedError, match="no such kernel"):
+        mark.wait()
