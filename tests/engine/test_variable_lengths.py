@@ -121,7 +121,7 @@ def test_coupled_tokens_are_those_of_fixed_lengths_and_of_no_drafts(
 @pytest.mark.usefixtures("_hopeful")
 def test_where_rows_cost_nothing_every_draft_with_a_chance_is_verified() -> None:
     engine = varying()
-    widths = run(engine)[1]
+    widths = run(engine, count=2)[1]
     assert {q for each in widths for q in each} == {1, 4}  # a chance of 0 is none
     assert engine.worker.lengths.costs.measured.seconds == (1.0,) * 5
     assert engine.worker.lengths.costs.sampler_s == 1.0
@@ -131,7 +131,7 @@ def test_where_rows_cost_nothing_every_draft_with_a_chance_is_verified() -> None
 def test_dear_rows_are_spent_on_the_likeliest_drafts_only() -> None:
     engine = varying()
     set_costs(engine, base=0.5, per_row=1.0)
-    widths = run(engine)[1]
+    widths = run(engine, count=3)[1]
     assert 1.0 < sum(map(sum, widths)) / sum(map(len, widths)) < 2.0
     stats = engine.stats()
     assert stats.verified_by_place[0] >= stats.verified_by_place[1] >= stats.verified_by_place[2]
