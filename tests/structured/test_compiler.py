@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 
 import pytest
 
@@ -54,13 +55,30 @@ def test_after_a_form_that_takes_too_long_the_next_one_is_compiled(tokenizer: To
         compiler.close()
 
 
-def test_a_process_that_cannot_start_is_told(tokenizer: Tokenizer) -> None:
+def test_a_process_that_cannot_start_is_told_and_no_fault_of_the_form(tokenizer: Tokenizer) -> None:
     compiler = GrammarCompiler(tokenizer, VOCAB_SIZE, [END], dataclasses.replace(GrammarLimits(), start_s=0.01))
     try:
         with pytest.raises(GrammarError, match="cannot start"):
             compiler.submit(StructuredOutputs(regex="ab").source).result(timeout=150)
+        compiler._limits = GrammarLimits()
+        assert compiler.submit(StructuredOutputs(regex="ab").source).result(timeout=150).memory_size_bytes > 0
+        # Killed while it had nothing to do: the next form has nothing to do with it.
+        compiler._running[0]._child.kill()
+        compiler._running[0]._child.wait()
+        assert compiler.submit(StructuredOutputs(regex="cd").source).result(timeout=150).memory_size_bytes > 0
     finally:
         compiler.close()
+
+
+def test_a_machine_without_room_for_a_process_is_told(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", no_room)
+    compiler = GrammarCompiler(tokenizer, VOCAB_SIZE, [END])
+    with pytest.raises(GrammarError, match=r"cannot be started: .*temporarily unavailable"):
+        compiler.submit(StructuredOutputs(regex="ab").source).result(timeout=150)
+    compiler.close()
 
 
 def test_a_compiled_form_above_the_limit_is_refused(tokenizer: Tokenizer) -> None:

@@ -75,7 +75,8 @@ class GrammarCompiler:
     def submit(self, source: GrammarSource) -> Future[Any]:
         """Return a future of the compiled grammar; it raises GrammarError with the reason if there is none.
 
-        Equal forms are compiled once, failures included, as long as they stay in the cache.
+        Equal forms are compiled once, failures included, as long as they stay in the cache. That the process cannot
+        start is no failure of a form, and not remembered.
         """
         with self._lock:
             known = self._cache.get(source)
@@ -100,10 +101,11 @@ class GrammarCompiler:
             self._vocabulary_known = library.describe_vocabulary(
                 xgrammar, self._vocabulary(), self._vocab_size, self._end_token_ids
             )
+        if self._running and self._running[0].has_ended:
+            _kill_all(self._running)  # while it had nothing to do, which is no fault of this form
         try:
             if not self._running:
-                self._running.append(_Process())
-                self._running[0].greet(self._greeting(), self._limits.start_s)
+                self._start(source)
             reply = self._running[0].ask(source, self._limits.compile_s)
         except (GrammarError, IndexError) as error:
             # It hangs, has died over this form, or was closed; the next form gets a fresh process.
@@ -117,6 +119,18 @@ class GrammarCompiler:
                 f"{self._limits.compiled_bytes}"
             )
         return xgrammar.CompiledGrammar.deserialize_json(reply["compiled"], self._vocabulary_known)
+
+    def _start(self, source: GrammarSource) -> None:
+        """Start the process; a failure says nothing about the form, so that it is tried again when it comes again."""
+        try:
+            self._running.append(_Process())
+            self._running[0].greet(self._greeting(), self._limits.start_s)
+        except (GrammarError, IndexError, OSError) as error:
+            with self._lock:
+                self._cache.pop(source, None)
+            if isinstance(error, OSError):
+                raise GrammarError(f"the grammar process cannot be started: {error}") from error
+            raise
 
     def _vocabulary(self) -> list[bytes]:
         hidden = self._tokenizer.special_token_ids
@@ -145,6 +159,11 @@ class _Process:
             [sys.executable, "-m", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self._unread = b""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether somebody ended it."""
+        return self._child.poll() is not None
 
     def greet(self, greeting: Greeting, limit_s: float) -> None:
         """Tell the process its vocabulary and wait until it is ready; raises GrammarError when it never is."""
