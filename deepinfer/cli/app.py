@@ -18,7 +18,7 @@ import typer
 from typer.exceptions import TyperException
 from typer.main import get_command
 
-from deepinfer.cli import bench, checkpoint, conformance, devices, env, generate, plan
+from deepinfer.cli import balance, bench, checkpoint, conformance, devices, env, generate, plan, simulate
 from deepinfer.cli.command import Command
 from deepinfer.cli.session import Session
 from deepinfer.errors import ArgumentError, ConfigurationError, DeepInferError, TokenizerError, UnknownDriverError
@@ -60,7 +60,16 @@ def build() -> typer.Typer:
     measures.command("sampler", cls=Command)(bench.sampler)
     measures.command("throughput", cls=Command)(bench.throughput)
     measures.command("latency", cls=Command)(bench.latency)
+    measures.command("balance", cls=Command)(bench.balance)
     app.add_typer(measures, name="bench", help="Measure; every figure says where it was taken.")
+    placing = typer.Typer(rich_markup_mode=None, context_settings=_HELP_NAMES)
+    placing.callback(invoke_without_command=True)(_group)
+    placing.command("plan", cls=Command)(balance.plan)
+    app.add_typer(placing, name="balance", help="Place experts on ranks by their load.")
+    simulations = typer.Typer(rich_markup_mode=None, context_settings=_HELP_NAMES)
+    simulations.callback(invoke_without_command=True)(_group)
+    simulations.command("cluster", cls=Command)(simulate.cluster)
+    app.add_typer(simulations, name="simulate", help="Try out what this machine does not have.")
     suite = typer.Typer(rich_markup_mode=None, context_settings=_HELP_NAMES)
     suite.callback(invoke_without_command=True)(_group)
     suite.command("run", cls=Command)(conformance.run)

@@ -107,6 +107,75 @@ def sampler(
     _finish(report, show.table(("setting", "median", "best", "CPU time", "provider", "tokens"), cells), save_result)
 
 
+def balance(
+    ctx: typer.Context,
+    *,
+    loads: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,NAME,...", help="zipf-EXPONENT or lognormal, a case each; unset: five of them."),
+    ] = None,
+    drifts: Annotated[
+        str, typer.Option(metavar="SHARE,...", help="Shares of the experts that swap weights after each window.")
+    ] = "0,0.05,0.1,0.2",
+    continuations: Annotated[
+        int, typer.Option(help="Next windows that each plan is judged on, all after the same past.")
+    ] = 16,
+    layers: Annotated[int, typer.Option(help="Layers.")] = 40,
+    experts: Annotated[int, typer.Option(help="Experts of a layer.")] = 384,
+    ranks: Annotated[int, typer.Option(help="Ranks that share the experts.")] = 64,
+    slots: Annotated[int, typer.Option(help="Expert slots of a rank.")] = 7,
+    seed: _Seed = 0,
+    save_result: _SaveResult = None,
+) -> None:
+    """Compare the policies that place experts on ranks.
+
+    Each plans from one window of made-up load and is judged on the next. No device is used.
+    """
+    ctx.obj.start()
+    problems = _file_problems(save_result)
+    shares = _shares("--drifts", drifts, problems)
+    from deepinfer.bench.balance import BalanceSettings, run_balance
+    from deepinfer.bench.balance_loads import DEFAULT_LOADS
+
+    names = DEFAULT_LOADS if loads is None else tuple(word.strip() for word in loads.split(","))
+    settings = _checked(
+        "deepinfer bench balance",
+        problems,
+        lambda: BalanceSettings(
+            loads=names,
+            drifts=shares,
+            seed=seed,
+            continuations=continuations,
+            layers=layers,
+            experts=experts,
+            ranks=ranks,
+            slots_per_rank=slots,
+        ),
+    )
+    with _bar(settings.cases) as bar:
+        report = run_balance(settings, tick=bar.update)
+    rows = [
+        (
+            result.load,
+            "no chance" if result.drift is None else f"{result.drift:g}",
+            result.policy,
+            f"{result.planning_ratio:.4f}",
+            f"{result.next_ratio:.4f}",
+            f"{result.over_greedy:+.4f} +- {result.over_greedy_error:.4f}",
+            f"{result.moved_slots:.1f}",
+            show.binary_size(result.bytes),
+            f"{result.seconds * 1e3:.0f}",
+        )
+        for result in report.results
+    ]
+    header = ("load", "drift", "policy", "this window", "next window", "over greedy", "moved/layer", "bytes", "CPU ms")
+    print(
+        f"{layers} layers x {experts} experts on {ranks} ranks x {slots} slots, windows of {settings.steps} steps; "
+        f"busiest over mean rank, {continuations} next windows"
+    )
+    _finish(report, show.table(header, rows), save_result)
+
+
 def _serving(kind: _Kind, text: str) -> Callable[..., None]:
     """Return the command ``deepinfer bench KIND``: both run the same batches, and read different figures off them."""
 
@@ -325,6 +394,16 @@ def _counts(option: str, text: str, problems: list[str]) -> tuple[int, ...]:
         else:
             problems.append(f"{option} {text!r}: {word!r} is no count; write whole numbers from 1, parted by commas")
     return tuple(counts) or (1,)
+
+
+def _shares(option: str, text: str, problems: list[str]) -> tuple[float, ...]:
+    shares: list[float] = []
+    for part in text.split(","):
+        try:
+            shares.append(float(part))
+        except ValueError:
+            problems.append(f"{option} {text!r}: {part.strip()!r} is no number; write shares from 0 to 1")
+    return tuple(shares) or (0.0,)
 
 
 def _file_problems(file: Path | None) -> list[str]:

@@ -18,18 +18,18 @@ _NOWHERE = np.iinfo(np.int64).max
 def adapted_copies(total_LE: NDArray[np.int64], copies_LE: NDArray[np.int64], ranks: int) -> NDArray[np.int64]:
     """Return new numbers of copies: one at a time from the expert that can best spare it to the hottest per copy.
 
-    What is hot is measured by the hottest copy of numbers made afresh; between hot and cool nothing changes, so that
-    small changes of the load change no numbers.
+    Nothing is hotter than need be if numbers made afresh had a copy as hot. Between hot and cool nothing changes, so
+    that small changes of the load change no numbers.
     """
     layers, experts = total_LE.shape
     slots = int(copies_LE[0].sum())
     redundant = slots - experts
     fresh_LE = hand_out(total_LE, redundant, ranks, to_hottest=redundant * 5 // 8, to_scatter=redundant)
-    hottest_L = shares(total_LE, fresh_LE).max(axis=1)
-    # A copy that alone fills most of a rank leaves nothing to choose from: near the mean, hot begins earlier.
-    room_L = np.maximum(shares(total_LE.sum(axis=1), np.int64(ranks)) - hottest_L, 0)
-    hot_L = hottest_L + np.minimum(hottest_L // 20 * 3, room_L // 4)
-    cool_L = hottest_L // 20 * 17
+    # A copy is hot when it leaves hardly more of a rank than the lightest experts need to fill the other slots.
+    lightest_L = shares(np.sort(total_LE, axis=1)[:, : slots // ranks - 1].sum(axis=1), np.int64(1))
+    room_L = shares(total_LE.sum(axis=1), np.int64(ranks)) - lightest_L
+    hot_L = np.maximum(shares(total_LE, fresh_LE).max(axis=1), room_L // 10 * 9)
+    cool_L = hot_L // 4 * 3
     copies_LE = copies_LE.copy()
     cap = most_copies(experts, ranks, slots)
     share_LE = np.where(copies_LE < cap, shares(total_LE, copies_LE), -1)

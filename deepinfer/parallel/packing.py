@@ -143,18 +143,18 @@ class Packing:
         if ranks == 1:
             return
         hots = [ranks // 2] * pair_rounds + [max(1, ranks // 8)] * group_rounds
-        fruitless = 0
+        fruitless_L = np.zeros(limit_L.size, dtype=np.int64)
         for turn, hot in enumerate(hots):
-            layers = np.flatnonzero(self.load_LR.max(axis=1) > limit_L)
-            if not layers.size or fruitless > ranks // hot:
+            layers = np.flatnonzero((self.load_LR.max(axis=1) > limit_L) & (fruitless_L <= ranks // hot))
+            if not layers.size:
                 return
-            swaps = self._swap_round(layers, limit_L, hot=hot, partners=ranks // hot - 1, shift=turn)
-            fruitless = 0 if swaps else fruitless + 1
+            fruitless_L[layers] += 1
+            fruitless_L[self._swap_round(layers, limit_L, hot=hot, partners=ranks // hot - 1, shift=turn)] = 0
 
     def _swap_round(
         self, layers: NDArray[np.int64], limit_L: NDArray[np.int64], *, hot: int, partners: int, shift: int
-    ) -> int:
-        """Let each of the hottest ranks do its best swap with one of its own partners; return how many were done."""
+    ) -> NDArray[np.int64]:
+        """Let each of the hottest ranks do its best swap with one of its own partners; return where some were done."""
         layer_A1 = layers[:, None]
         order_AR = np.argsort(self.load_LR[layers], axis=1, kind="stable")
         hot_AG = order_AR[:, : -hot - 1 : -1]
@@ -187,8 +187,8 @@ class Packing:
         slot: NDArray[np.int64],
         other_rank: NDArray[np.int64],
         other_slot: NDArray[np.int64],
-    ) -> int:
-        """Swap slots of disjoint ranks, except where an expert would come to a rank that holds it already."""
+    ) -> NDArray[np.int64]:
+        """Swap slots of disjoint ranks, unless an expert would meet itself; return the layers of swaps."""
         expert, other = self.layout_LRK[layer, rank, slot], self.layout_LRK[layer, other_rank, other_slot]
         meets = (self.layout_LRK[layer, other_rank] == expert[:, None]).any(axis=1)
         meets |= (self.layout_LRK[layer, rank] == other[:, None]).any(axis=1)
@@ -199,4 +199,4 @@ class Packing:
         self.weight_LRK[layer, rank, slot], self.weight_LRK[layer, other_rank, other_slot] = other_weight, weight
         self.load_LR[layer, rank] += other_weight - weight
         self.load_LR[layer, other_rank] += weight - other_weight
-        return kept.size
+        return layer

@@ -19,8 +19,9 @@ from deepinfer.parallel.packing import Packing, hand_out, slot_weights
 from deepinfer.parallel.placement import Layout, copies_of
 from deepinfer.parallel.shares import SHARE_UNIT, busiest_loads
 
-_WAYS: Final = ((5, 3), (6, 2), (4, 4), (5, 0), (8, 0), (3, 0), (0, 0))
+_WAYS: Final = ((2, 6), (3, 5), (4, 4), (5, 3), (6, 2), (8, 0), (5, 0), (3, 0), (0, 0))
 """Eighths of the redundant slots to the hottest experts and against scatter; where one fails, the next is tried."""
+_NEVER: Final = np.iinfo(np.int64).max
 _GOOD: Final = ONE // 2**7
 _EVEN: Final = ONE // 2**13
 
@@ -49,6 +50,32 @@ class _Demand:
 
     def of_layers(self, layers: NDArray[np.int64]) -> _Demand:
         return _Demand(self.total_LE[layers], self.lone_L[layers], self.scatter_L[layers])
+
+
+@dataclass(frozen=True, slots=True)
+class _Handed:
+    """Copies handed out in one way, and what each weighs."""
+
+    copies_LE: NDArray[np.int64]
+    weight_LE: NDArray[np.int64]
+    ranks: int
+
+    @classmethod
+    def out(cls, demand: _Demand, redundant: int, ranks: int, way: tuple[int, int]) -> _Handed:
+        to_hottest = redundant * way[0] // 8
+        to_scatter = redundant - to_hottest if sum(way) == 8 else redundant * way[1] // 8
+        copies_LE = hand_out(demand.total_LE, redundant, ranks, to_hottest=to_hottest, to_scatter=to_scatter)
+        return cls(copies_LE, slot_weights(demand.total_LE, copies_LE, demand.lone_L, ONE), ranks)
+
+    def of_layers(self, layers: NDArray[np.bool_]) -> _Handed:
+        return _Handed(self.copies_LE[layers], self.weight_LE[layers], self.ranks)
+
+    def least_excesses(self, slots_per_rank: int) -> NDArray[np.int64]:
+        """Return a bound in 1 / ONE: somewhere the heaviest copy shares a rank with at best the lightest experts."""
+        mean_L = np.maximum((self.weight_LE * self.copies_LE).sum(axis=1) // self.ranks, 1)
+        lightest_L = np.sort(self.weight_LE, axis=1)[:, : slots_per_rank - 1].sum(axis=1)
+        bounds: NDArray[np.int64] = (self.weight_LE.max(axis=1) + lightest_L - mean_L) * ONE // mean_L
+        return bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,29 +130,32 @@ class Search:
         """Return layouts from nothing, renumbered to overlap the old ones."""
         layers, experts = demand.total_LE.shape
         old_LRK = layout_LS.reshape(layers, self.ranks, -1)
+        redundant = layout_LS.shape[1] - experts
         found_LRK = np.empty_like(old_LRK)
-        excess_L = np.full(layers, np.iinfo(np.int64).max)
-        rest = np.arange(layers)
-        for way in _WAYS:
-            packing = self._packed(demand.of_layers(rest), layout_LS.shape[1] - experts, way)
+        excess_L = np.full(layers, _NEVER)
+        good_L = np.maximum(demand.scatter_L, _GOOD)
+        # First the ways that may do well by a layer, until one does; where none did, every way that may do better.
+        for may_do_well, way in [*((True, way) for way in _WAYS), *((False, way) for way in _WAYS)]:
+            rest = np.flatnonzero(excess_L > good_L)
+            if not rest.size:
+                break
+            handed = _Handed.out(demand.of_layers(rest), redundant, self.ranks, way)
+            least_excess = handed.least_excesses(old_LRK.shape[2])
+            is_tried = least_excess <= good_L[rest] if may_do_well else least_excess < excess_L[rest]
+            rest, handed = rest[is_tried], handed.of_layers(is_tried)
+            if not rest.size:
+                continue
+            packing = self._packed(handed, demand.scatter_L[rest])
             excess = packing.excesses(ONE)
             is_better = excess < excess_L[rest]
             found_LRK[rest[is_better]] = packing.layout_LRK[is_better]
             excess_L[rest] = np.minimum(excess, excess_L[rest])
-            rest = np.flatnonzero(excess_L > np.maximum(demand.scatter_L, _GOOD))
-            if not rest.size:
-                break
         return relabelled(found_LRK, old_LRK, experts).reshape(layers, -1)
 
-    def _packed(self, demand: _Demand, redundant: int, way: tuple[int, int]) -> Packing:
-        to_hottest, to_scatter = (redundant * eighths // 8 for eighths in way)
-        if sum(way) == 8:
-            to_scatter = redundant - to_hottest
-        copies_LE = hand_out(demand.total_LE, redundant, self.ranks, to_hottest=to_hottest, to_scatter=to_scatter)
-        weight_LE = slot_weights(demand.total_LE, copies_LE, demand.lone_L, ONE)
-        packing = Packing.dealt(weight_LE, copies_LE, self.ranks)
-        limit_L = packing.limits(np.maximum(demand.scatter_L // 8, _EVEN), ONE)
-        packing.even_out(limit_L, pair_rounds=8, group_rounds=20)
+    def _packed(self, handed: _Handed, scatter_L: NDArray[np.int64]) -> Packing:
+        packing = Packing.dealt(handed.weight_LE, handed.copies_LE, self.ranks)
+        limit_L = packing.limits(np.maximum(scatter_L // 8, _EVEN), ONE)
+        packing.even_out(limit_L, pair_rounds=8, group_rounds=16)
         return packing
 
     def _is_worth_it(self, window: LoadWindow, old_LS: Layout, near_LS: Layout, anew_LS: Layout) -> NDArray[np.bool_]:

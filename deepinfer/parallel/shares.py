@@ -34,6 +34,17 @@ def busiest_loads(window: LoadWindow, layout_LS: Layout, ranks: int) -> NDArray[
     return busiest
 
 
+def rank_loads(window: LoadWindow, layout_LS: Layout, ranks: int) -> NDArray[np.float64]:
+    """Return each rank's load in the whole window over the mean rank's, [layers, ranks]; 1 where a layer is idle."""
+    share_LE = shares(window.totals(), copies_of(layout_LS, window.experts))
+    load_LR = (
+        np.take_along_axis(share_LE, layout_LS.astype(np.int64), axis=1).reshape(window.layers, ranks, -1).sum(axis=2)
+    )
+    total_L1 = load_LR.sum(axis=1)[:, None]
+    loads: NDArray[np.float64] = np.where(total_L1 > 0, load_LR * ranks / np.maximum(total_L1, 1), 1.0)
+    return loads
+
+
 def busiest_over_mean(window: LoadWindow, layout_LS: Layout, ranks: int) -> NDArray[np.float64]:
     """Return moe_lb of each layer: the busiest rank's load over the mean rank's, each summed over the steps first.
 

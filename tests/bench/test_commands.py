@@ -12,6 +12,10 @@ import pytest
 TINY: dict[str, list[object]] = {
     "core": ["--running", "8,16", "--steps", 5],
     "sampler": ["--rows", 2, "--vocabulary", 300, "--threads", 1, "--repeats", 1],
+    "balance": [
+        *["--loads", "zipf-1.0,lognormal", "--drifts", "0,0.2", "--continuations", 2],
+        *["--layers", 2, "--experts", 12, "--ranks", 4, "--slots", 4],
+    ],
     "throughput": ["--batch-sizes", "1,2", "--prompt-tokens", 4, "--output-tokens", 2, "--repeats", 1],
     "latency": ["--batch-sizes", "1,2", "--prompt-tokens", 4, "--output-tokens", 2, "--repeats", 1],
 }
@@ -27,6 +31,18 @@ RESULT_KEYS = {
         "best_ms",
         "cpu_ms",
         "tokens_digest",
+    },
+    "balance": {
+        "load",
+        "drift",
+        "policy",
+        "planning_ratio",
+        "next_ratio",
+        "moved_slots",
+        "bytes",
+        "seconds",
+        "over_greedy",
+        "over_greedy_error",
     },
     "throughput": {
         "batch_size",
@@ -111,6 +127,10 @@ def test_given_prompts_replace_random_ones(run: Callable[..., Any], tmp_path: Pa
         (
             ["throughput", "--model", "no-such", "--batch-sizes", "", "--block-size", 3, "--threads", 0],
             ["no-such", "--batch-sizes", "block_size=3", "--threads 0"],
+        ),
+        (
+            ["balance", "--loads", "zipf-x,flat", "--drifts", "2,a", "--ranks", 2, "--continuations", 0],
+            ["zipf-x", "flat", "drift 2.0", "'a'", "cannot hold 384", "continuations holds 0"],
         ),
         (["latency", "--save-result", "/no/such/place.json", "--repeats", 0], ["/no/such", "repeats holds 0"]),
     ],
