@@ -58,18 +58,18 @@ class StepTime:
         seconds: how long it took.
         positions: query positions that it computed.
         tokens: tokens that it emitted.
-        requests: requests that took part.
         host_s: the host's own work in it.
         device_s: what the device worked for the steps that were read in it; None where the driver does not measure.
+        requests: requests that took part.
     """
 
     kind: Literal["prefill", "decode", "empty"]
     seconds: float
     positions: int
     tokens: int
-    requests: int = 0
     host_s: float = 0.0
     device_s: float | None = None
+    requests: int = 0
 
     @property
     def is_decode(self) -> bool:
@@ -160,7 +160,7 @@ def run_batch(
         rows = engine.last_step.rows
         positions = sum(row.q for row in rows)
         host_s, device_s = engine.times.since(spent)
-        steps.append(StepTime(engine.last_step.kind, now - before, positions, tokens, len(rows), host_s, device_s))
+        steps.append(StepTime(engine.last_step.kind, now - before, positions, tokens, host_s, device_s, len(rows)))
         problems += _problems(records)
     if problems:
         raise ArgumentError("bench", problems)
