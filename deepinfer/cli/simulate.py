@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import typer
 
@@ -12,6 +13,7 @@ from deepinfer.cli import show
 from deepinfer.errors import ArgumentError, ConfigurationError
 
 _BLOCK_SIZE = 128
+Made = TypeVar("Made")
 
 
 def cluster(
@@ -81,30 +83,37 @@ def cluster(
     problems = [f"{name} {value}: at least {bound}" for name, value, bound in least if not value >= bound]
     if save_result is not None and not save_result.absolute().parent.is_dir():
         problems.append(f"--save-result {str(save_result)!r}: there is no directory for it")
-    try:
-        settings = ClusterSettings(
-            ranks=ranks,
-            scheduler=SchedulerConfig(
-                num_blocks=num_blocks,
-                num_state_slots=max_num_seqs + max_num_seqs // 5 + 1,
-                max_model_len=max(1, (num_blocks - 1) * _BLOCK_SIZE),
-                block_size=_BLOCK_SIZE,
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
-                prefill_attempt_interval=all_interval,
-                prefill_any_attempt_interval=any_interval,
-                num_speculative_tokens=drafts,
-            ),
-            costs=CostModel(decode_ms, decode_row_ms, prefill_ms, prefill_token_ms),
-            acceptance=acceptance,
-            experts=None
-            if policy == "even"
-            else ExpertSettings(policy=policy, skew=skew, redundant=redundant, interval_steps=replan_interval),
-            seed=seed,
-        )
-    except (ArgumentError, ConfigurationError) as error:
-        raise ArgumentError("deepinfer simulate cluster", [*problems, *error.problems]) from error
-    if problems:
+    scheduler = _collected(
+        problems,
+        lambda: SchedulerConfig(
+            num_blocks=num_blocks,
+            num_state_slots=max_num_seqs + max_num_seqs // 5 + 1,
+            max_model_len=max(1, (num_blocks - 1) * _BLOCK_SIZE),
+            block_size=_BLOCK_SIZE,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            prefill_attempt_interval=all_interval,
+            prefill_any_attempt_interval=any_interval,
+            num_speculative_tokens=drafts,
+        ),
+    )
+    costs = _collected(problems, lambda: CostModel(decode_ms, decode_row_ms, prefill_ms, prefill_token_ms))
+    experts = None
+    if policy != "even":
+        experts = ExpertSettings(policy=policy, skew=skew, redundant=redundant, interval_steps=replan_interval)
+    # Where a part is refused, a stand-in lets the rest be checked too.
+    settings = _collected(
+        problems,
+        lambda: ClusterSettings(
+            ranks,
+            scheduler or SchedulerConfig(num_blocks=2, num_state_slots=2, max_model_len=1),
+            costs or CostModel(),
+            acceptance,
+            experts,
+            seed,
+        ),
+    )
+    if settings is None or problems:
         raise ArgumentError("deepinfer simulate cluster", problems)
     arrivals = (
         read_trace(trace)
@@ -122,3 +131,11 @@ def cluster(
     if save_result is not None:
         document = {"simulation": "cluster", "settings": asdict(settings), "results": asdict(report)}
         save_result.write_text(show.pretty_json(document) + "\n")
+
+
+def _collected(problems: list[str], make: Callable[[], Made]) -> Made | None:
+    try:
+        return make()
+    except (ArgumentError, ConfigurationError) as error:
+        problems += error.problems
+    return None

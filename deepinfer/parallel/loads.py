@@ -67,7 +67,9 @@ class LoadWindow:
         return totals
 
     def of_layers(self, layers: NDArray[np.int64]) -> LoadWindow:
-        """Return the counts of some layers only."""
+        """Return the counts of some layers only, in their order; of all, itself."""
+        if layers.size == self.layers and (layers == np.arange(self.layers)).all():
+            return self
         return LoadWindow(np.ascontiguousarray(self.counts_TLE[:, layers]))
 
     def halves(self) -> tuple[LoadWindow, LoadWindow]:

@@ -26,18 +26,20 @@ def dispersions(window: LoadWindow) -> NDArray[np.int64]:
     """
     if window.steps == 1:
         return np.zeros(window.layers, dtype=np.int64)
-    counts_TLE = window.counts_TLE
-    step_TL = counts_TLE.sum(axis=2)
-    total_LE = window.totals()
-    total_L = np.maximum(total_LE.sum(axis=1), 1)
-    # Both factors are bounded by the window (2^34 and 2^24), so that their product fits.
-    expected_TLE = (2 * total_LE * step_TL[:, :, None] + total_L[:, None]) // (2 * total_L[:, None])
-    squares_LE = ((counts_TLE - expected_TLE) ** 2).sum(axis=0)
+    return np.array([_dispersion(window.counts_TLE[:, layer]) for layer in range(window.layers)], dtype=np.int64)
+
+
+def _dispersion(counts_TE: NDArray[np.int64]) -> int:
+    step_T1 = counts_TE.sum(axis=1)[:, None]
+    total_E = counts_TE.sum(axis=0)
+    total = max(int(total_E.sum()), 1)
+    # Both factors are bounded by the window (2^34 and 2^24), so that twice their product fits.
+    expected_TE = (2 * total_E * step_T1 + total) // (2 * total)
+    squares_E = ((counts_TE - expected_TE) ** 2).sum(axis=0)
     # Floats only element by element, where every platform rounds alike; sums are of whole numbers.
-    scatter_LE = np.rint(squares_LE / np.maximum(total_LE, 1) * (window.steps * ONE)).astype(np.int64)
-    freedom_L = np.maximum((total_LE > 0).sum(axis=1) - 1, 1) * (window.steps - 1)
-    dispersion: NDArray[np.int64] = scatter_LE.sum(axis=1) // freedom_L
-    return dispersion
+    scatter_E = np.rint(squares_E / np.maximum(total_E, 1) * (len(counts_TE) * ONE)).astype(np.int64)
+    freedom = max(np.count_nonzero(total_E) - 1, 1) * (len(counts_TE) - 1)
+    return int(scatter_E.sum()) // freedom
 
 
 def cautious(dispersion: int, *, steps: int) -> int:

@@ -15,7 +15,10 @@ from deepinfer.parallel.placement import Layout
 class BalancePolicy(Protocol):
     """Chooses the next layout from counts; equal inputs give equal bytes on every rank and platform."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What it is called on the command line."""
+        ...
 
     def plan(self, window: LoadWindow, layout_LS: Layout, ranks: int) -> Layout:
         """Return the next layout; layers that shall not change, and those without load, keep theirs."""

@@ -43,5 +43,5 @@ def test_everything_wrong_is_refused_at_once(run: Run) -> None:
     ran = run("simulate", "cluster", *words, "--save-result", "/no/such/place.json")
     assert ran.status == 2
     assert ran.out == ""
-    for problem in ("--requests 0", "--rate -1", "--skew -1", "num_blocks", "/no/such"):
+    for problem in ("--requests 0", "--rate -1", "--skew -1", "num_blocks", "/no/such", "ranks is 0", "decode_ms"):
         assert problem in ran.err
