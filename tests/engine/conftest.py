@@ -183,12 +183,13 @@ def tiny_directory(tiny_config: ModelConfig, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture
 def drive(tiny_directory: Path) -> Callable[..., Driven]:
-    """Build an engine on a driver, by default the null driver, with blocks of 4 positions."""
+    """Build an engine on a driver, by default the null driver, with blocks of 4 positions, one step at a time."""
 
     def build(
         driver: AcceleratorDriver | None = None, *, model: Path | None = tiny_directory, **options: Any
     ) -> Driven:
-        given = {"block_size": BLOCK_SIZE, "num_blocks": 64, "max_num_seqs": 8, **options}
+        sizes = {"block_size": BLOCK_SIZE, "num_blocks": 64, "max_num_seqs": 8}
+        given = {**sizes, "async_scheduling": False, **options}
         engine = build_engine_on(driver or NullDriver(), model, EngineOptions(**given), Settings())
         return Driven(engine)
 

@@ -192,8 +192,9 @@ def test_standard_drafts_change_nothing_at_temperature_0(greedy, script, is_scri
 
 def test_a_drafted_token_takes_no_step_of_its_own(greedy, script) -> None:
     script(tokens_of(greedy), wrong_one_in=10**9)
-    _, plain_llm = ask(["Hello world"], GREEDY[:1], **ROOMY)
-    _, llm = ask(["Hello world"], GREEDY[:1], num_speculative_tokens=5, **ROOMY)
+    one_by_one = {**ROOMY, "async_scheduling": False}
+    _, plain_llm = ask(["Hello world"], GREEDY[:1], **one_by_one)
+    _, llm = ask(["Hello world"], GREEDY[:1], num_speculative_tokens=5, **one_by_one)
     assert plain_llm.engine.stats().steps == 8
     assert llm.engine.stats().steps == 3  # one token, six tokens, and the last one
 
@@ -295,7 +296,7 @@ def test_forks_and_aborts_between_steps_leave_no_draft_behind(script, is_ahead: 
 
 def test_a_slot_that_changed_hands_holds_no_drafts() -> None:
     """Fault 29: the fork gets the slot, not the drafts, of a request that is gone; its first step gives one token."""
-    engine = LLM(num_speculative_tokens=3, num_state_slots=3, **ROOMY).engine
+    engine = LLM(num_speculative_tokens=3, num_state_slots=3, async_scheduling=False, **ROOMY).engine
     engine.add_request("parent", [5, 6, 7], SamplingParams(temperature=0, max_tokens=30))
     engine.add_request("gone", [9] * 7, SamplingParams(temperature=0, max_tokens=30))
     engine.step()
@@ -335,7 +336,7 @@ def test_a_truncated_prompt_is_drafted_for_as_it_is_decoded(script) -> None:
 
 
 def test_a_row_without_a_token_ends_the_run_before_it(greedy) -> None:
-    llm = LLM(num_speculative_tokens=3, **ROOMY)
+    llm = LLM(num_speculative_tokens=3, async_scheduling=False, **ROOMY)
     engine = llm.engine
     engine.add_request("a", [5, 6, 7], SamplingParams(temperature=0, max_tokens=9))
     engine.step()
