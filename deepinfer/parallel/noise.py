@@ -38,7 +38,7 @@ def _dispersion(counts_TE: NDArray[np.int64]) -> int:
     squares_E = ((counts_TE - expected_TE) ** 2).sum(axis=0)
     # Floats only element by element, where every platform rounds alike; sums are of whole numbers.
     scatter_E = np.rint(squares_E / np.maximum(total_E, 1) * (len(counts_TE) * ONE)).astype(np.int64)
-    freedom = max(np.count_nonzero(total_E) - 1, 1) * (len(counts_TE) - 1)
+    freedom = max(int(np.count_nonzero(total_E)) - 1, 1) * (len(counts_TE) - 1)
     return int(scatter_E.sum()) // freedom
 
 

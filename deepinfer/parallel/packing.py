@@ -148,11 +148,25 @@ class Packing:
             layers = np.flatnonzero((self.load_LR.max(axis=1) > limit_L) & (fruitless_L <= ranks // hot))
             if not layers.size:
                 return
-            fruitless_L[layers] += 1
-            fruitless_L[self._swap_round(layers, limit_L, hot=hot, partners=ranks // hot - 1, shift=turn)] = 0
+            # Most best swaps are allowed, and asking is dear: only layers that had none in the last round ask first.
+            for asks_first in (False, True):
+                some = layers[(fruitless_L[layers] > 0) == asks_first]
+                if some.size:
+                    swapped = self._swap_round(
+                        some, limit_L, hot=hot, partners=ranks // hot - 1, shift=turn, asks_first=asks_first
+                    )
+                    is_fruitless = ~np.isin(some, swapped)
+                    fruitless_L[some] = np.where(is_fruitless, fruitless_L[some] + 1, 0)
 
     def _swap_round(
-        self, layers: NDArray[np.int64], limit_L: NDArray[np.int64], *, hot: int, partners: int, shift: int
+        self,
+        layers: NDArray[np.int64],
+        limit_L: NDArray[np.int64],
+        *,
+        hot: int,
+        partners: int,
+        shift: int,
+        asks_first: bool,
     ) -> NDArray[np.int64]:
         """Let each of the hottest ranks do its best swap with one of its own partners; return where some were done."""
         layer_A1 = layers[:, None]
@@ -168,6 +182,11 @@ class Packing:
         miss += miss
         miss -= gap_APG[..., None, None]
         np.abs(miss, out=miss)
+        if asks_first:
+            expert_AGK = self.layout_LRK[layer_A1, hot_AG]
+            other_APGK = self.layout_LRK[layer_A1[:, :, None], cold_APG]
+            is_same = expert_AGK[:, None, :, :, None] == other_APGK[..., None, :]
+            miss[is_same.any(axis=-1)[..., None] | is_same.any(axis=-2)[..., None, :]] = np.iinfo(np.int32).max
         slots = miss.shape[-1]
         miss = miss.reshape(*gap_APG.shape, slots * slots)
         pair_APG = miss.argmin(axis=-1)
