@@ -203,6 +203,22 @@ def _image_problems(submission: Submission, hidden_size: int) -> list[str]:
     return problems
 
 
+def parent_problems(parent_id: str, siblings: int, *, is_held: bool, is_alive: bool) -> list[str]:
+    """Return why a request cannot be forked.
+
+    Args:
+        parent_id: its id.
+        siblings: its answers, 0 for a request that nobody knows.
+        is_held: it waits for its form.
+        is_alive: the scheduler has it; it knows first, the record of a request that has ended may still be due.
+    """
+    if siblings > 1:
+        return [f"request {parent_id!r} has n={siblings} siblings; fork a request with n=1"]
+    if is_held:
+        return [f"request {parent_id!r} waits until its form is compiled; fork it once it runs"]
+    return [] if siblings and is_alive else [f"there is no living request {parent_id!r} to fork"]
+
+
 def fork_problems(params: SamplingParams) -> list[str]:
     """Return why a fork cannot have these parameters, though another request could."""
     if (params.n, params.prompt_logprobs, params.structured_outputs) == (1, None, None):

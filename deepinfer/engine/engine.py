@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from deepinfer.accelerator import Plan, Stream
-from deepinfer.engine.admission import AdmissionRules, Submission, fork_problems, read_mask, spans_of
+from deepinfer.engine.admission import AdmissionRules, Submission, fork_problems, parent_problems, read_mask, spans_of
 from deepinfer.engine.answers import Answer, Request, sequence_ids
 from deepinfer.engine.forms import WaitingForms
 from deepinfer.engine.memory import PoolPlan
@@ -157,7 +157,8 @@ class Engine:
         """
         self._repair()
         parent = self._table.find(parent_id)
-        problems = self._parent_problems(parent_id, parent)
+        siblings, is_alive = 0 if parent is None else len(parent.answers), self._scheduler.find(parent_id) is not None
+        problems = parent_problems(parent_id, siblings, is_held=parent_id in self._forms, is_alive=is_alive)
         history = () if parent is None or problems else parent.history
         submission = Submission.read(child_id, history, params)
         problems += fork_problems(submission.params)
@@ -359,16 +360,6 @@ class Engine:
         if self.tokenizer is None:
             raise InvariantError("a form is to be compiled, but there is no tokenizer; admission refuses such requests")
         return GrammarCompiler(self.tokenizer, self.config.vocab_size, [self.config.eos_token_id])
-
-    def _parent_problems(self, parent_id: str, parent: Request | None) -> list[str]:
-        if parent is not None and len(parent.answers) > 1:
-            return [f"request {parent_id!r} has n={len(parent.answers)} siblings; fork a request with n=1"]
-        # The scheduler knows first: the record of a request that has ended may still be due.
-        if parent_id in self._forms:
-            return [f"request {parent_id!r} waits until its form is compiled; fork it once it runs"]
-        if parent is None or self._scheduler.find(parent_id) is None:
-            return [f"there is no living request {parent_id!r} to fork"]
-        return []
 
     def _new_request(self, submission: Submission, extras: RowExtras) -> Request:
         asked = submission.params.seed

@@ -87,7 +87,7 @@ def live(
             model,
             scenario.options,
             Settings(),
-            worker_type=VaryingWorker if scenario.varies else FailingWorker,
+            worker_type=VaryingWorker if scenario.verifies_by_lot else FailingWorker,
             speculation_of=partial(scripted_speculation, foretelling),
         )
     life = _Life(scenario, engine, foretelling, engine.config)

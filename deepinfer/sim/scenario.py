@@ -23,7 +23,7 @@ class Scenario:
         fault_chance: chance, per step, that the driver fails in it.
         slow_chance: chance, per step, that the step takes a hundred times as long.
         end_one_in: one token in so many is the end token; 0 for none.
-        varies: drafts are verified in lengths that are drawn by lot for each request and step.
+        varies: drafts are verified in lengths that are drawn by lot for each request and step, unless planned ahead.
     """
 
     seed: int
@@ -84,6 +84,10 @@ class Scenario:
             fault_chance=draw.choice((0.0, 0.0, 0.01)),
             slow_chance=draw.choice((0.0, 0.02)),
             end_one_in=draw.choice((0, 12)),
-            # Engines refuse both together: a plan that is made ahead does not know what lengths are chosen from.
-            varies=speculative.random() < 0.5 and not options.async_scheduling,
+            varies=speculative.random() < 0.5,
         )
+
+    @property
+    def verifies_by_lot(self) -> bool:
+        """Whether lengths vary: never planned ahead, where nobody knows yet what they are chosen from."""
+        return self.varies and not self.options.async_scheduling

@@ -296,7 +296,7 @@ def build_shadow_engine(config: ModelConfig, scenario: Scenario) -> tuple[Engine
     pools = plan_pools(options, layout, driver.memory(), config.max_position_embeddings)
     rule = ShadowRule(config.vocab_size, config.sliding_window, config.eos_token_id, scenario.end_one_in)
     worker = ShadowWorker(config, layout, pools, rule, drafts=options.num_speculative_tokens)
-    if scenario.varies:
+    if scenario.verifies_by_lot:
         worker.lengths = ErraticLengths()
     plan = plan_ops(driver, options, Settings())
     stream = driver.new_stream() if options.async_scheduling else None

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from deepinfer.bench.environment import computing_threads, cpu_model, describe_environment
-from deepinfer.bench.memory import PeakMark, status_bytes
+from deepinfer.bench.memory import status_bytes
 from deepinfer.bench.prompts import prompt_ids, read_prompts
 from deepinfer.bench.report import BenchReport, quantile
 from deepinfer.errors import ArgumentError
