@@ -1,0 +1,65 @@
+"""What a model can do, measured with the trainer's own forward pass: exact match per task and distance.
+
+An answer is right if every token of it, and the stop token, is the most likely one behind the right tokens before it:
+that is exactly when greedy decoding writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from tokenizers import Tokenizer
+from torch.nn.functional import cross_entropy
+
+from .batches import END_ID, PAD_ID
+from .model import SmallModel
+from .parameters import Weights
+from .run import Options
+from .world import DISTANCES, Item
+
+_TOKENS_AT_ONCE = 8192
+
+
+def label_of(item: Item) -> str:
+    """Name the row of the table that an item counts for; distances are rounded to the asked ones."""
+    return item.task if item.task != "recall" else f"recall {_rounded(item.distance)}"
+
+
+@torch.no_grad()
+def exact_match(
+    model: SmallModel, weights: Weights, tokenizer: Tokenizer, items: Sequence[Item], options: Options | None = None
+) -> dict[str, float]:
+    """Give the share of right answers per row of the table; for sentences the perplexity of the rest instead."""
+    found: dict[str, list[float]] = {label_of(item): [] for item in items}
+    coded = [
+        (
+            item,
+            tokenizer.encode(item.prompt, add_special_tokens=False).ids,
+            [*tokenizer.encode(item.answer, add_special_tokens=False).ids, END_ID],
+        )
+        for item in items
+    ]
+    coded.sort(key=lambda each: len(each[1]) + len(each[2]))
+    while coded:
+        longest = len(coded[-1][1]) + len(coded[-1][2])
+        group = [coded.pop() for _ in range(min(len(coded), max(1, _TOKENS_AT_ONCE // longest)))]
+        ids = torch.full((len(group), longest), PAD_ID)
+        for row, (_, prompt, answer) in enumerate(group):
+            ids[row, : len(prompt) + len(answer)] = torch.tensor(prompt + answer)
+        passed = model.forward(weights, ids, options)
+        for row, (item, prompt, answer) in enumerate(group):
+            hidden = passed.hidden_BTD[row, len(prompt) - 1 : len(prompt) + len(answer) - 1]
+            logits, wanted = model.logits(passed.run, hidden), torch.tensor(answer)
+            if item.task == "sentence":
+                found[label_of(item)].append(float(cross_entropy(logits, wanted)))
+            else:
+                found[label_of(item)].append(float((logits.argmax(-1) == wanted).all()))
+    means = {label: sum(values) / len(values) for label, values in found.items()}
+    if "sentence" in means:
+        means["sentence"] = float(torch.tensor(means["sentence"]).exp())
+    return means
+
+
+def _rounded(distance: int) -> int:
+    return min(DISTANCES, key=lambda wanted: abs(wanted - distance))
