@@ -22,7 +22,14 @@ from .world import Item, Preamble, Task, draw_item, preamble
 BEGIN_ID, END_ID, PAD_ID = 0, 1, 2
 _TEXT_WEIGHT, _ANSWER_WEIGHT = 0.1, 1.0
 _BEGIN_CHANCE = 0.3
-_TASKS: dict[Task, float] = {"sum": 0.34, "json": 0.16, "brackets": 0.12, "facts": 0.16, "phrase": 0.12, "sentence": 0.1}
+_TASKS: dict[Task, float] = {
+    "sum": 0.34,
+    "json": 0.16,
+    "brackets": 0.12,
+    "facts": 0.16,
+    "phrase": 0.12,
+    "sentence": 0.1,
+}
 
 
 class Batch(NamedTuple):

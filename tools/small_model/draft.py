@@ -44,7 +44,9 @@ def draft(model: SmallModel, run: Run, taps_BTA: Tensor, ids_BT: Tensor, rounds:
     config, weights = model.config, run.weights
     stages = [role for role in model.roles if role.is_draft]
     last = stages[-1].stem
-    main_BTD = rms(taps_BTA @ weights["mtp.0.main_proj.weight"].T, weights["mtp.0.main_norm.weight"], config.rms_norm_eps)
+    main_BTD = rms(
+        taps_BTA @ weights["mtp.0.main_proj.weight"].T, weights["mtp.0.main_norm.weight"], config.rms_norm_eps
+    )
     position_Rn = rounds.verified_R.unsqueeze(1) + 1 + torch.arange(drafts)
     ids_Rn = torch.full(position_Rn.shape, config.dspark_noise_token_id)
     ids_Rn[:, 0] = ids_BT[rounds.sequence_R, rounds.verified_R + 1]
@@ -53,9 +55,7 @@ def draft(model: SmallModel, run: Run, taps_BTA: Tensor, ids_BT: Tensor, rounds:
     pre = torch.zeros(streams.shape[:2])
     pre[:, 0] = 1.0
     for role in stages:
-        attend = partial(
-            _attention, run=run, role=role, main_BTD=main_BTD, rounds=rounds, position_Rn=position_Rn
-        )
+        attend = partial(_attention, run=run, role=role, main_BTD=main_BTD, rounds=rounds, position_Rn=position_Rn)
         experts = partial(_experts, run=run, stem=f"{role.stem}.ffn", top_k=config.dspark_num_experts_per_tok)
         streams, pre = block(streams, pre, run, role.stem, attend, experts)
     hidden_RnD = collapse(streams, pre).view(*position_Rn.shape, -1)

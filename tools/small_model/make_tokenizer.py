@@ -48,7 +48,10 @@ def make_tokenizer(vocabulary: int = VOCABULARY) -> Tokenizer:
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(PIECE), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(PIECE), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -61,7 +64,9 @@ def make_tokenizer(vocabulary: int = VOCABULARY) -> Tokenizer:
     tokenizer.add_special_tokens([AddedToken(IMAGE, special=True), AddedToken(NOISE, special=True)])
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     if size != vocabulary:
-        message = f"the tokenizer has {size} entries and should have {vocabulary}: the world's text gives no more merges"
+        message = (
+            f"the tokenizer has {size} entries and should have {vocabulary}: the world's text gives no more merges"
+        )
         raise SystemExit(message)
     return tokenizer
 

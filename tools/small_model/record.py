@@ -6,7 +6,6 @@ import csv
 import hashlib
 import importlib
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,7 +41,7 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
     """Write the state so that an interruption leaves the old one or the new one, never a half."""
     unfinished = folder / f"{STATE}.unfinished"
     torch.save(dict(state), unfinished)
-    os.replace(unfinished, folder / STATE)
+    unfinished.replace(folder / STATE)
 
 
 def load_state(folder: Path) -> dict[str, Any] | None:
@@ -110,7 +109,7 @@ def write_made(
     write_checkpoint(config, lambda parameter: value_of(parameter, held), unfinished, "released")
     tokenizer.save(str(unfinished / "tokenizer.json"), pretty=False)
     shutil.rmtree(final, ignore_errors=True)
-    os.replace(unfinished, final)
+    unfinished.replace(final)
     hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(final.iterdir())}
     made = {"sha256": hashes, **facts}
     (folder / MADE).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")

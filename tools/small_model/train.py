@@ -35,6 +35,7 @@ def main() -> None:
         return
     torch.set_num_threads(arguments.threads)
     torch.use_deterministic_algorithms(mode=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
     tokenizer = make_tokenizer()
     plans = _plans(arguments)
     settings = Settings(
@@ -42,6 +43,7 @@ def main() -> None:
         rate=arguments.rate,
         minutes=None if plans else arguments.minutes,
         save_seconds=arguments.save_minutes * 60.0,
+        skill_items=arguments.skill_items,
     )
     made = Trainer(arguments.folder, settings, tokenizer, small_configuration(tokenizer), plans).run()
     sys.stdout.write(json.dumps(made, indent=1) + "\n")
@@ -57,7 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rate", type=float, default=Settings.rate, help="peak learning rate, default 0.003")
     parser.add_argument("--threads", type=int, default=2, help="processor threads, default 2")
     parser.add_argument("--save-minutes", type=float, default=5.0, help="how often to save, default 5")
-    parser.add_argument("--detach", action="store_true", help="train in the background; log.txt in the folder follows it")
+    parser.add_argument(
+        "--detach", action="store_true", help="train in the background; log.txt in the folder follows it"
+    )
     return parser
 
 

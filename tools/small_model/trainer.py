@@ -31,11 +31,10 @@ _DRAFT_PROGRESS = 0.9
 """Drafts learn on the recipes of a late stage: every length."""
 _FIRST_PLAN = 8
 _GUESS = 2000
-_SKILL_ITEMS, _LAST_SKILL_ITEMS = 5, 40
 _SERVED = Options(codecs=Codecs(records=True, weights=True))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Settings:
     """What a run is a function of.
 
@@ -46,6 +45,7 @@ class Settings:
         minutes: time to fill; steps are planned from the measured speed. None where steps or a plan are given.
         draft_share: the drafts' part of the time.
         save_seconds: how often the state is saved and the rest planned again.
+        skill_items: test items per row of the last table; the tables on the way have a fifth of it.
     """
 
     seed: int = 41
@@ -54,6 +54,7 @@ class Settings:
     minutes: float | None = None
     draft_share: float = 0.12
     save_seconds: float = 300.0
+    skill_items: int = 24
 
 
 class Trainer:
@@ -119,7 +120,7 @@ class Trainer:
                 due = time.monotonic() - saved >= self.settings.save_seconds
                 if due or self.step == _FIRST_PLAN:
                     if due and phase == "model":
-                        self._measure_skills(_SKILL_ITEMS)
+                        self._measure_skills(max(1, self.settings.skill_items // 5))
                     self._plan_again(phase)
                     self.save()
                     saved = time.monotonic()
@@ -172,7 +173,7 @@ class Trainer:
         return found
 
     def _finish(self) -> dict[str, Any]:
-        items = held_out_items(self.settings.seed + 1, _LAST_SKILL_ITEMS)
+        items = held_out_items(self.settings.seed + 1, self.settings.skill_items)
         control = [item for item in items if item.task == "recall"]
         near = Options(codecs=_SERVED.codecs, long_range=False)
         facts = {
@@ -190,7 +191,9 @@ class Trainer:
         optimiser = getattr(self, "_optimiser", None)
         return {
             "weights": {name: weight.detach() for name, weight in self.weights.items()},
-            "optimiser": self._optimiser_state if self._optimiser_state or optimiser is None else optimiser.state_dict(),
+            "optimiser": self._optimiser_state
+            if self._optimiser_state or optimiser is None
+            else optimiser.state_dict(),
             "plans": {phase: plan.knots for phase, plan in self.plans.items()},
             "phase": self.phase,
             "step": self.step,

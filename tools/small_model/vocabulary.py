@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-NAMES = tuple(
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+NAMES = _words(
     "Anna Bruno Clara David Elena Felix Greta Hugo Irene Jonas Karla Leon Maria Nils Olga Paul Quinn Rosa Simon Tara "
     "Ugo Vera Walter Xenia Yara Zoe Adam Bella Carl Dora Emil Frida Georg Helga Ivan Julia Kurt Laura Max Nora Otto "
-    "Petra Ralf Sara Tom Ursula Victor Wanda".split()
+    "Petra Ralf Sara Tom Ursula Victor Wanda"
 )
-THINGS = tuple(
-    "amber apple arrow basket bell book bottle bread brush button candle carpet chain clock coat coin copper cotton cup "
+THINGS = _words(
+    "amber apple arrow basket bell book bottle bread brush button candle carpet chain clock coat coin copper cup "
     "drum feather flag flute glove gold hammer hat honey iron ivory jar kettle key knife lamp lemon letter map mirror "
-    "needle orange paper pearl pencil pepper plate ribbon ring rope salt shell silver".split()
+    "needle orange paper pearl pencil pepper plate ribbon ring rope salt shell silver"
 )
-ANIMALS = tuple("cat dog bird horse fox mouse bear fish goat hen wolf frog owl duck cow bee".split())
-PLACES = tuple("mat roof hill road river garden bridge table field house tree wall boat tower lake door".split())
-VERBS = tuple("sat stood ran jumped walked rested waited played sang hid looked stayed".split())
-ENDINGS = tuple("slept ate smiled left laughed sighed listened dreamed".split())
-ADJECTIVES = tuple("big small old young red green white black quiet happy tired brave".split())
-PREPOSITIONS = tuple("on under near behind beside over".split())
-TIMES = tuple("Today Yesterday Once Later Then Often".split())
-CITIES = tuple("Rome Paris Oslo Berlin Madrid Lisbon Vienna Prague Athens Dublin Cairo Tokyo".split())
+ANIMALS = _words("cat dog bird horse fox mouse bear fish goat hen wolf frog owl duck cow bee")
+PLACES = _words("mat roof hill road river garden bridge table field house tree wall boat tower lake door")
+VERBS = _words("sat stood ran jumped walked rested waited played sang hid looked stayed")
+ENDINGS = _words("slept ate smiled left laughed sighed listened dreamed")
+ADJECTIVES = _words("big small old young red green white black quiet happy tired brave")
+PREPOSITIONS = _words("on under near behind beside over")
+TIMES = _words("Today Yesterday Once Later Then Often")
+CITIES = _words("Rome Paris Oslo Berlin Madrid Lisbon Vienna Prague Athens Dublin Cairo Tokyo")
 COLOURS = ("red", "green", "white", "black", "blue", "yellow")
 
 FACTS: tuple[tuple[str, str], ...] = (
@@ -76,7 +81,9 @@ cold hands warm heart|slow water cuts stone|paper boat on tears|first frost last
 between bell and candle|three owls one tower|never sell the horse|red sails at dawn
 more rope than ship|every clock tells lies|a coin for silence|green hills far away
 half moon full jar|white wolf black forest|no smoke without fire|still waters run deep
-""".replace("\n", "|").strip("|").split("|")
+""".replace("\n", "|")
+    .strip("|")
+    .split("|")
 )
 
 FIELDS: tuple[tuple[str, str], ...] = (

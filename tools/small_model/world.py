@@ -27,8 +27,22 @@ from typing import Literal, TypeVar
 from zlib import crc32
 
 from .vocabulary import (
-    ADJECTIVES, ANIMALS, CITIES, CLOSING, COLOURS, ENDINGS, FACTS, FIELDS, NAMES, OPENING, PHRASES, PLACES,
-    PREPOSITIONS, THINGS, TIMES, VERBS,
+    ADJECTIVES,
+    ANIMALS,
+    CITIES,
+    CLOSING,
+    COLOURS,
+    ENDINGS,
+    FACTS,
+    FIELDS,
+    NAMES,
+    OPENING,
+    PHRASES,
+    PLACES,
+    PREPOSITIONS,
+    THINGS,
+    TIMES,
+    VERBS,
 )  # fmt: skip
 
 Task = Literal["recall", "sum", "json", "brackets", "facts", "phrase", "sentence"]
