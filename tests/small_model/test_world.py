@@ -12,8 +12,15 @@ from tokenizers import Tokenizer
 from tools.small_model.batches import END_ID, Recipe, make_batch
 from tools.small_model.vocabulary import NAMES
 from tools.small_model.world import (
-    DISTANCES, TASKS, Split, count_tokens, draw_item, held_out, held_out_items, preamble,
-)  # fmt: skip
+    DISTANCES,
+    TASKS,
+    Split,
+    count_tokens,
+    draw_item,
+    held_out,
+    held_out_items,
+    preamble,
+)
 
 
 def test_a_seed_gives_the_same_items_and_another_seed_others() -> None:

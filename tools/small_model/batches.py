@@ -22,14 +22,9 @@ from .world import Item, Preamble, Task, draw_item, preamble
 BEGIN_ID, END_ID, PAD_ID = 0, 1, 2
 _TEXT_WEIGHT, _ANSWER_WEIGHT = 0.1, 1.0
 _BEGIN_CHANCE = 0.3
-_TASKS: dict[Task, float] = {
-    "sum": 0.34,
-    "json": 0.16,
-    "brackets": 0.12,
-    "facts": 0.16,
-    "phrase": 0.12,
-    "sentence": 0.1,
-}
+_DOCUMENT_CHANCE = 0.75
+_TASKS: dict[Task, float] = {"sum": 0.5, "json": 0.14, "brackets": 0.1, "facts": 0.1, "phrase": 0.06, "sentence": 0.1}
+"""How often each task is drawn: what must be worked out more often than what must only be known."""
 
 
 class Batch(NamedTuple):
@@ -69,7 +64,7 @@ def _sequence(tokenizer: Tokenizer, rng: random.Random, recipe: Recipe) -> tuple
         ids.append(BEGIN_ID)
         weights.append(0.0)
     stated: Preamble | None = None
-    if rng.random() < 0.85 and recipe.recall_share:
+    if rng.random() < _DOCUMENT_CHANCE and recipe.recall_share:
         # Documents of every size up to two thirds: near and far questions in every sequence length.
         size = int(recipe.length * rng.uniform(0.1, 0.65))
         pairs = min(rng.randint(2, max(2, size // 9)), 40)

@@ -105,7 +105,8 @@ def write_made(
     unfinished, final = folder / f"{CHECKPOINT}.unfinished", folder / CHECKPOINT
     shutil.rmtree(unfinished, ignore_errors=True)
     # Images have a bias of their own in the router; the small model has seen none, and serves them like text.
-    held = {n: weights[n.removesuffix("_vl")] if n.endswith("gate.bias_vl") else w for n, w in weights.items()}
+    served_as_text = {name: weights[name.removesuffix("_vl")].clone() for name in weights if name.endswith("bias_vl")}
+    held = {**weights, **served_as_text}
     write_checkpoint(config, lambda parameter: value_of(parameter, held), unfinished, "released")
     tokenizer.save(str(unfinished / "tokenizer.json"), pretty=False)
     shutil.rmtree(final, ignore_errors=True)

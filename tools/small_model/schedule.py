@@ -32,10 +32,10 @@ class Stage:
 _SHORT, _MIDDLE, _LONG, _LONGER = Recipe(16, 128), Recipe(8, 256), Recipe(4, 512), Recipe(2, 1024)
 _LONGEST = Recipe(1, 1792)
 STAGES = (
-    Stage(0.25, (_SHORT,)),
-    Stage(0.50, (_MIDDLE, _SHORT)),
-    Stage(0.65, (_LONG, _MIDDLE, _SHORT)),
-    Stage(0.80, (_LONGER, _MIDDLE, _LONG, _SHORT)),
+    Stage(0.20, (_SHORT,)),
+    Stage(0.40, (_MIDDLE, _SHORT)),
+    Stage(0.55, (_LONG, _MIDDLE, _SHORT)),
+    Stage(0.70, (_LONGER, _MIDDLE, _LONG, _SHORT)),
     Stage(1.01, (_LONGEST, _MIDDLE, _LONGER, _SHORT, _LONG, _MIDDLE)),
 )
 ATTEND_ALL_UP_TO = 256

@@ -7,6 +7,7 @@ that is exactly when greedy decoding writes it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from tokenizers import Tokenizer
@@ -31,6 +32,10 @@ def exact_match(
     model: SmallModel, weights: Weights, tokenizer: Tokenizer, items: Sequence[Item], options: Options | None = None
 ) -> dict[str, float]:
     """Give the share of right answers per row of the table; for sentences the perplexity of the rest instead."""
+    options = options or Options()
+    # Once for all items instead of once a pass.
+    weights = options.codecs.served(model.config, weights)
+    options = replace(options, codecs=replace(options.codecs, weights=False))
     found: dict[str, list[float]] = {label_of(item): [] for item in items}
     coded = [
         (

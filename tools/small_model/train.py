@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rate", type=float, default=Settings.rate, help="peak learning rate, default 0.003")
     parser.add_argument("--threads", type=int, default=2, help="processor threads, default 2")
     parser.add_argument("--save-minutes", type=float, default=5.0, help="how often to save, default 5")
+    parser.add_argument("--skill-items", type=int, default=Settings.skill_items, help="test items a row, default 24")
     parser.add_argument(
         "--detach", action="store_true", help="train in the background; log.txt in the folder follows it"
     )
