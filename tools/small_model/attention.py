@@ -40,7 +40,7 @@ def attention(x_ND: Tensor, run: Run, role: LayerRole) -> Tensor:
     picks = None if role.topk_owner is None else run.picks.get(role.topk_owner)
     if picks is not None and role.kv_owner is not None:
         far = _far_scores(query_BTHC, picks, run.entries[role.kv_owner].value_BNC)
-        parts.append(far.masked_fill(~picks.allowed.unsqueeze(2), HIDDEN_SCORE))
+        parts.append(far.masked_fill_(~picks.allowed.unsqueeze(2), HIDDEN_SCORE))
     share = torch.softmax(torch.cat((*parts, sink), -1), -1)
 
     near_width = parts[0].shape[-1]

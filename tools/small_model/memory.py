@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from deepinfer.model import ModelConfig
 from deepinfer.model.engram_hash import EngramLayout
 
+from .operators import inverse_rms
 from .parameters import Weights
 
 _SMALLEST_GATE_INPUT = 1e-6
@@ -40,7 +41,7 @@ def remember(streams_NSD: Tensor, rows_NF: Tensor, weights: Weights, stem: str, 
     weight_SD = weights[f"{stem}.q_weight"] * weights[f"{stem}.k_weight"]
     dot_NS = (streams_NSD * weight_SD * key_NSD).sum(-1)
     for side in (streams_NSD, key_NSD):
-        dot_NS = dot_NS * torch.rsqrt(side.square().mean(-1) + config.rms_norm_eps)
+        dot_NS = dot_NS * inverse_rms(side, config.rms_norm_eps).squeeze(-1)
     dot_NS = dot_NS * config.hidden_size**-0.5
     root_NS = dot_NS.abs().clamp(min=_SMALLEST_GATE_INPUT).sqrt()
     gate_NS = torch.sigmoid(torch.where(dot_NS < 0, -root_NS, root_NS))

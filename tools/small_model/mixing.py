@@ -12,6 +12,7 @@ from torch import Tensor
 
 from deepinfer.model import ModelConfig
 
+from .operators import inverse_rms
 from .parameters import Weights
 
 
@@ -63,7 +64,7 @@ def mixes(streams_NSD: Tensor, weights: Weights, stem: str, config: ModelConfig)
     """Compute one sublayer's coefficients from the streams as they enter it."""
     streams, eps = config.hc_mult, config.hc_eps
     x_NK = streams_NSD.flatten(1)
-    inverse_N1 = torch.rsqrt(x_NK.square().mean(1, keepdim=True) + config.rms_norm_eps)
+    inverse_N1 = inverse_rms(x_NK, config.rms_norm_eps)
     sizes = [streams, streams, streams * streams]
     scale_M = torch.repeat_interleave(weights[f"{stem}_scale"], torch.tensor(sizes))
     mixed_NM = (x_NK @ weights[f"{stem}_fn"].T) * inverse_N1 * scale_M + weights[f"{stem}_base"]

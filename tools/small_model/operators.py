@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from deepinfer.accelerator.ops.norm import RotaryTable
 
 
 def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Normalise the last dimension."""
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """Return one over the root of the mean square of the last dimension, which stays with size 1."""
+    # The norm reads the values once; squaring them first would write them all again, forwards and backwards.
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return torch.rsqrt(norm.square() / x.shape[-1] + eps)
 
 
 class Rotation:

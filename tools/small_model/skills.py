@@ -17,14 +17,21 @@ from .batches import END_ID, PAD_ID
 from .model import SmallModel
 from .parameters import Weights
 from .run import Options
-from .world import DISTANCES, Item
+from .world import DISTANCES, Item, Task
 
 _TOKENS_AT_ONCE = 8192
 
 
+def row_of(item: Item) -> tuple[Task, int]:
+    """Give the row that an item counts for: its task, and the asked distance that is nearest to its own."""
+    asked = min(DISTANCES, key=lambda distance: abs(distance - item.distance)) if item.distance else 0
+    return item.task, asked
+
+
 def label_of(item: Item) -> str:
-    """Name the row of the table that an item counts for; distances are rounded to the asked ones."""
-    return item.task if item.task != "recall" else f"recall {_rounded(item.distance)}"
+    """Name the row of the table that an item counts for."""
+    task, distance = row_of(item)
+    return f"{task} {distance}" if distance else task
 
 
 @torch.no_grad()
@@ -64,7 +71,3 @@ def exact_match(
     if "sentence" in means:
         means["sentence"] = float(torch.tensor(means["sentence"]).exp())
     return means
-
-
-def _rounded(distance: int) -> int:
-    return min(DISTANCES, key=lambda wanted: abs(wanted - distance))
