@@ -24,6 +24,7 @@ from tools.small_model.record import smooth, text_plot
 from tools.small_model.run import Options
 from tools.small_model.schedule import Plan
 from tools.small_model.skills import exact_match
+from tools.small_model.team import Team
 from tools.small_model.trainer import Settings, Trainer
 from tools.small_model.world import held_out_items
 
@@ -55,7 +56,7 @@ def test_steps_lower_the_loss_of_their_batch(thin: ModelConfig, tokenizer: Token
     optimiser, batch = make_optimiser(weights, drafts=False), make_batch(tokenizer, Recipe(2, 40), 1, 1)
     before = {name: weight.detach().clone() for name, weight in weights.items()}
     losses = [
-        learn(model, weights, optimiser, batch, options, 3e-3, 1e-3, torch.Generator().manual_seed(1)).total
+        learn(model, weights, optimiser, batch, options, 3e-3, 1e-3, torch.Generator().manual_seed(1), Team()).total
         for _ in range(4)
     ]
     assert losses[3] < losses[0] - 0.05
@@ -138,3 +139,29 @@ def test_the_text_plot_falls_with_its_values() -> None:
     assert lines[0].startswith("  10.000 |*")
     assert lines[-2].rstrip().endswith("*")
     assert smooth([1.0, 1.0]) == [1.0, 1.0]
+
+
+def _train_in_team(rank: int, folder: str, config: ModelConfig, tokenizer_text: str) -> None:
+    torch.set_num_threads(1)
+    team = Team.join(rank, 2, Path(folder) / "meeting")
+    own = Path(folder) / str(rank)
+    trainer = Trainer(own, SETTINGS, Tokenizer.from_str(tokenizer_text), config, plans(), team)
+    trainer.run(stop_after=1)
+    torch.save(trainer.weights, own / "weights.pt")
+    team.leave()
+
+
+def test_two_processes_have_one_model_that_learned_from_both(
+    thin: ModelConfig, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    for rank in ("0", "1"):
+        (tmp_path / rank).mkdir()
+    torch.multiprocessing.spawn(_train_in_team, (str(tmp_path), thin, tokenizer.to_str()), nprocs=2)
+    first, second = (torch.load(tmp_path / rank / "weights.pt") for rank in ("0", "1"))
+    assert all(first[name].equal(second[name]) for name in first)
+    assert not first["embed.weight"].equal(initial_weights(thin, SETTINGS.seed)["embed.weight"])
+    assert (tmp_path / "0" / "state.pt").exists()
+    assert not (tmp_path / "1" / "state.pt").exists()
+    alone = Trainer(tmp_path / "1", SETTINGS, tokenizer, thin, plans())
+    alone.run(stop_after=1)
+    assert not first["embed.weight"].equal(alone.weights["embed.weight"])

@@ -10,7 +10,7 @@ Legend: B sequences, T positions.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -41,6 +41,10 @@ class Recipe:
     sequences: int
     length: int
     recall_share: float = 0.5
+
+    def part_of(self, processes: int) -> Recipe:
+        """Give one process's part: its share of the sequences, at least one."""
+        return replace(self, sequences=max(1, self.sequences // processes))
 
 
 def make_batch(tokenizer: Tokenizer, recipe: Recipe, seed: int, step: int) -> Batch:

@@ -50,7 +50,7 @@ def mixture(x_ND: Tensor, weights: Weights, stem: str, config: ModelConfig, top_
 
 def balance(bias_E: Tensor, counts_E: Tensor, rate: float) -> None:
     """Move the bias of each expert by ``rate`` towards an even load; only the choice depends on it."""
-    share_E = counts_E.float() / counts_E.sum().clamp(min=1)
+    share_E = counts_E / counts_E.sum().clamp(min=1)
     bias_E.data.add_(torch.sign(1.0 / share_E.numel() - share_E), alpha=rate)
 
 

@@ -18,6 +18,7 @@ from .experts import balance
 from .model import SmallModel
 from .parameters import is_matrix
 from .run import Options
+from .team import Team
 
 _CLIP = 1.0
 _WEIGHT_DECAY = 0.05
@@ -65,6 +66,7 @@ def learn(
     rate: float,
     balance_rate: float,
     generator: torch.Generator,
+    team: Team,
 ) -> Losses:
     """Take one step on the world's sequences."""
     passed = model.forward(weights, batch.ids_BT, options, generator)
@@ -74,9 +76,8 @@ def learn(
     each = F.cross_entropy(logits, batch.ids_BT[:, 1:][counted], reduction="none")
     share = weight_BT[counted]
     loss = (each * share).sum() / share.sum()
-    _step(optimiser, loss + passed.index_loss, rate)
-    for stem, counts_E in passed.run.loads.items():
-        balance(weights[f"{stem}.gate.bias"], counts_E, balance_rate)
+    _step(optimiser, loss + passed.index_loss, rate, team)
+    _balance(weights, passed.run.loads, balance_rate, team)
     answers = each.detach()[share >= 1.0]
     return Losses(loss.item(), answers.mean().item() if answers.numel() else loss.item(), passed.index_loss.item())
 
@@ -90,6 +91,7 @@ def learn_drafts(
     rate: float,
     balance_rate: float,
     generator: torch.Generator,
+    team: Team,
 ) -> Losses:
     """Take one step on the draft stages: they follow the frozen model's distribution, the confidence its agreement.
 
@@ -102,6 +104,7 @@ def learn_drafts(
         rate: learning rate.
         balance_rate: how far the routers' biases move.
         generator: draws where rounds begin.
+        team: the processes that take the step together.
     """
     drafts = model.config.dspark_block_size
     with torch.no_grad():
@@ -123,9 +126,8 @@ def learn_drafts(
     chance = torch.log_softmax(drafted.logits_RnV, -1)
     loss = -(torch.softmax(target, -1) * chance).sum(-1)[follows_Rn].mean()
     confidence = F.binary_cross_entropy_with_logits(drafted.confidence_Rn[follows_Rn], agrees_Rn[follows_Rn].float())
-    _step(optimiser, loss + confidence, rate)
-    for stem, counts_E in passed.run.loads.items():
-        balance(weights[f"{stem}.gate.bias"], counts_E, balance_rate)
+    _step(optimiser, loss + confidence, rate, team)
+    _balance(weights, passed.run.loads, balance_rate, team)
     return Losses(loss.item(), agrees_Rn[:, 0].float().mean().item(), confidence.item())
 
 
@@ -141,10 +143,19 @@ def _draw_rounds(batch: Batch, drafts: int, generator: torch.Generator) -> Round
     return Rounds(flat // last, flat % last)
 
 
-def _step(optimiser: torch.optim.Optimizer, loss: Tensor, rate: float) -> None:
+def _step(optimiser: torch.optim.Optimizer, loss: Tensor, rate: float, team: Team) -> None:
     for group in optimiser.param_groups:
         group["lr"] = rate
     optimiser.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
-    torch.nn.utils.clip_grad_norm_([w for group in optimiser.param_groups for w in group["params"]], _CLIP)
+    learning = [weight for group in optimiser.param_groups for weight in group["params"]]
+    team.average([weight.grad for weight in learning])
+    torch.nn.utils.clip_grad_norm_(learning, _CLIP)
     optimiser.step()
+
+
+def _balance(weights: dict[str, Tensor], loads: dict[str, Tensor], rate: float, team: Team) -> None:
+    counts = {stem: counts_E.float() for stem, counts_E in loads.items()}
+    team.average(list(counts.values()))
+    for stem, counts_E in counts.items():
+        balance(weights[f"{stem}.gate.bias"], counts_E, rate)

@@ -24,6 +24,7 @@ from .record import Measured, load_state, save_state, smooth, write_losses, writ
 from .run import Options
 from .schedule import Plan, balance_rate_at, options_at, rate_at, recipe_at
 from .skills import exact_match
+from .team import Team
 from .world import held_out_items
 
 PHASES = ("model", "drafts")
@@ -67,9 +68,11 @@ class Trainer:
         tokenizer: Tokenizer,
         config: ModelConfig,
         plans: dict[str, Plan] | None = None,
+        team: Team | None = None,
     ) -> None:
         """Begin a run, or take up the one that the folder holds; ``plans`` by phase fix the steps."""
         self.folder, self.settings, self.tokenizer, self.config = folder, settings, tokenizer, config
+        self.team = team or Team()
         self.model = SmallModel(config, compressed_ids(tokenizer, config))
         self.weights = initial_weights(config, settings.seed)
         self.plans = plans or {phase: Plan([(0, 0.0, _GUESS)]) for phase in PHASES}
@@ -96,6 +99,8 @@ class Trainer:
 
     def save(self) -> None:
         """Write everything that a later run needs to go on exactly as this one would."""
+        if not self.team.leads:
+            return
         save_state(self.folder, self._state())
         write_losses(self.folder, self.history)
 
@@ -106,7 +111,7 @@ class Trainer:
             optimiser.load_state_dict(self._optimiser_state)
         self._optimiser = optimiser
         plan, taken, saved = self.plans[phase], 0, time.monotonic()
-        with tqdm(total=1000, desc=phase, unit="‰", mininterval=1.0) as bar:
+        with tqdm(total=1000, desc=phase, unit="‰", mininterval=1.0, disable=not self.team.leads) as bar:
             while (progress := plan.progress(self.step)) < 1.0 and (most is None or taken < most):
                 began = time.monotonic()
                 losses, tokens = self._one_step(phase, progress)
@@ -117,10 +122,10 @@ class Trainer:
                 )
                 bar.n = int(1000 * progress)
                 bar.set_postfix(step=self.step, loss=f"{smooth([m.loss for m in self.history[-60:]])[-1]:.3f}")
-                due = time.monotonic() - saved >= self.settings.save_seconds
+                due = self.team.agreed(time.monotonic() - saved >= self.settings.save_seconds)
                 if due or self.step == _FIRST_PLAN:
-                    if due and phase == "model":
-                        self._measure_skills(max(1, self.settings.skill_items // 5))
+                    if due and phase == "model" and self.team.leads:
+                        self._measure_skills(-(-self.settings.skill_items // 5))
                     self._plan_again(phase)
                     self.save()
                     saved = time.monotonic()
@@ -132,20 +137,31 @@ class Trainer:
 
     def _one_step(self, phase: str, progress: float) -> tuple[Losses, int]:
         settings, drafting = self.settings, phase == "drafts"
-        recipe = recipe_at(_DRAFT_PROGRESS if drafting else progress, self.step)
+        recipe = recipe_at(_DRAFT_PROGRESS if drafting else progress, self.step).part_of(self.team.size)
         # Both phases count from 0: the drafts see sequences that the model has not.
-        batch = make_batch(self.tokenizer, recipe, settings.seed + drafting, self.step)
-        generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + self.step)
+        number = self.step * self.team.size + self.team.rank
+        batch = make_batch(self.tokenizer, recipe, settings.seed + drafting, number)
+        generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + number)
         balance_rate = balance_rate_at(progress)
         if drafting:
             rate = rate_at(progress, settings.draft_rate)
             losses = learn_drafts(
-                self.model, self._served(), self.weights, self._optimiser, batch, rate, balance_rate, generator
+                self.model,
+                self._served(),
+                self.weights,
+                self._optimiser,
+                batch,
+                rate,
+                balance_rate,
+                generator,
+                self.team,
             )
         else:
             options, rate = options_at(progress, recipe), rate_at(progress, settings.rate)
-            losses = learn(self.model, self.weights, self._optimiser, batch, options, rate, balance_rate, generator)
-        return losses, batch.ids_BT.numel()
+            losses = learn(
+                self.model, self.weights, self._optimiser, batch, options, rate, balance_rate, generator, self.team
+            )
+        return losses, batch.ids_BT.numel() * self.team.size
 
     def _served(self) -> dict[str, Tensor]:
         """Give the finished text model as the checkpoint will hold it."""
@@ -162,6 +178,7 @@ class Trainer:
         per_step = (recent[-1] - recent[0]) / max(len(recent) - 1, 1)
         left = self.settings.minutes * 60.0 * share - self.seconds[phase]
         self.plans[phase].again(self.step, left, max(per_step, 1e-3))
+        self.plans[phase].knots = self.team.agreed(self.plans[phase].knots)
 
     def _measure_skills(self, count: int) -> dict[str, float]:
         began = time.monotonic()
@@ -172,7 +189,9 @@ class Trainer:
         tqdm.write(f"step {self.step}: " + ", ".join(f"{label} {value:.2f}" for label, value in found.items()))
         return found
 
-    def _finish(self) -> dict[str, Any]:
+    def _finish(self) -> dict[str, Any] | None:
+        if not self.team.leads:
+            return None
         items = held_out_items(self.settings.seed + 1, self.settings.skill_items)
         control = [item for item in items if item.task == "recall"]
         near = Options(codecs=_SERVED.codecs, long_range=False)
@@ -182,6 +201,7 @@ class Trainer:
             "tokens": self.tokens,
             "seconds": self.seconds,
             "threads": torch.get_num_threads(),
+            "processes": self.team.size,
             "skills": exact_match(self.model, self.weights, self.tokenizer, items, _SERVED),
             "skills without long range": exact_match(self.model, self.weights, self.tokenizer, control, near),
         }
@@ -202,6 +222,7 @@ class Trainer:
             "history": [tuple(row) for row in self.history],
             "skills": self.skills,
             "settings": asdict(self.settings),
+            "processes": self.team.size,
         }
 
     def _take_up(self, state: dict[str, Any]) -> None:
@@ -212,6 +233,9 @@ class Trainer:
             self.weights[name].data.copy_(value)
         self.plans = {phase: Plan([tuple(knot) for knot in knots]) for phase, knots in state["plans"].items()}
         self.phase, self.step, self.tokens = state["phase"], state["step"], state["tokens"]
+        if state["processes"] != self.team.size:
+            message = f"{self.folder} holds a run of {state['processes']} processes; go on with as many"
+            raise SystemExit(message)
         self.seconds, self.skills = state["seconds"], state["skills"]
         self.history = [Measured(*row) for row in state["history"]]
         self._optimiser_state = state["optimiser"]
