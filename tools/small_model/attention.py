@@ -23,7 +23,8 @@ def attention(x_ND: Tensor, run: Run, role: LayerRole) -> Tensor:
     rotation = run.yarn if role.rope == "yarn" else run.plain
     x_BTD = x_ND.view(run.batch, run.length, -1)
     qr_BTL = rms(x_BTD @ weights[f"{stem}.wq_a.weight"].T, weights[f"{stem}.q_norm.weight"], config.rms_norm_eps)
-    query_BTHC = rotation((qr_BTL @ weights[f"{stem}.wq_b.weight"].T).unflatten(-1, (heads, width)), run.position_T)
+    query_BTHC = torch.unflatten(qr_BTL @ weights[f"{stem}.wq_b.weight"].T, -1, (heads, width))
+    query_BTHC = rotation(query_BTHC, run.position_T)
     key_BTC = rms(x_BTD @ weights[f"{stem}.wkv.weight"].T, weights[f"{stem}.kv_norm.weight"], config.rms_norm_eps)
     key_BTC = run.options.codecs.window(rotation(key_BTC, run.position_T))
 
@@ -69,7 +70,7 @@ def _group_width(run: Run) -> int:
 
 def _with_previous(key_BTC: Tensor, window: int) -> Tensor:
     """Return each block's keys behind the previous block's [B * b, 2 W, C]."""
-    blocks = key_BTC.unflatten(1, (-1, window))
+    blocks = torch.unflatten(key_BTC, 1, (-1, window))
     previous = F.pad(blocks, (0, 0, 0, 0, 1, 0))[:, :-1]
     return torch.cat((previous, blocks), 2).flatten(0, 1)
 

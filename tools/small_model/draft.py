@@ -76,7 +76,8 @@ def _attention(
     heads, width, window = config.num_attention_heads, config.head_dim, config.sliding_window
     x_RnD = x_tD.view(*position_Rn.shape, -1)
     qr = rms(x_RnD @ weights[f"{stem}.wq_a.weight"].T, weights[f"{stem}.q_norm.weight"], config.rms_norm_eps)
-    query = run.plain((qr @ weights[f"{stem}.wq_b.weight"].T).unflatten(-1, (heads, width)), position_Rn)
+    query = torch.unflatten(qr @ weights[f"{stem}.wq_b.weight"].T, -1, (heads, width))
+    query = run.plain(query, position_Rn)
 
     def keys(rows: Tensor, position: Tensor) -> Tensor:
         normed = rms(rows @ weights[f"{stem}.wkv.weight"].T, weights[f"{stem}.kv_norm.weight"], config.rms_norm_eps)

@@ -35,7 +35,7 @@ def mixture(x_ND: Tensor, weights: Weights, stem: str, config: ModelConfig, top_
     down = weights[f"{stem}.experts.w2.weight"]
     outputs = [
         _feed_forward(part_nD, gate_up[expert], down[expert], config.swiglu_limit)
-        for expert, part_nD in enumerate(sorted_nD.split(counts_E.tolist()))
+        for expert, part_nD in enumerate(torch.split(sorted_nD, counts_E.tolist()))
     ]
     place_n = torch.empty_like(order_n).index_copy_(0, order_n, torch.arange(order_n.shape[0]))
     slots_NkD = torch.cat(outputs).index_select(0, place_n).view(-1, top_k, x_ND.shape[1])

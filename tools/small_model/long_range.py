@@ -24,8 +24,8 @@ def make_entries(x_BTD: Tensor, run: Run, role: LayerRole) -> Entries:
     latent = x_BTD @ weights[f"{stem}.compressor.wkv.weight"].T
     if role.ratio > 1:
         gate = x_BTD @ weights[f"{stem}.compressor.wgate.weight"].T
-        share = torch.softmax(gate.unflatten(1, (-1, role.ratio)), 2)
-        latent = (share * latent.unflatten(1, (-1, role.ratio))).sum(2)
+        share = torch.softmax(torch.unflatten(gate, 1, (-1, role.ratio)), 2)
+        latent = (share * torch.unflatten(latent, 1, (-1, role.ratio))).sum(2)
     latent_BNC = rms(latent, weights[f"{stem}.compressor.norm.weight"], config.rms_norm_eps)
     position_N = run.position_T[:: role.ratio]
     value_BNC = run.options.codecs.entry(run.yarn(latent_BNC, position_N))
@@ -41,7 +41,7 @@ def pick_entries(x_BTD: Tensor, qr_BTL: Tensor, run: Run, role: LayerRole) -> Pi
     heads, width = config.index_n_heads, config.index_head_dim
     stem = f"{role.stem}.attn.indexer"
     entries = run.entries[_owner(role)]
-    query = (qr_BTL.detach() @ weights[f"{stem}.wq_b.weight"].T).unflatten(-1, (heads, width))
+    query = torch.unflatten(qr_BTL.detach() @ weights[f"{stem}.wq_b.weight"].T, -1, (heads, width))
     query_BTJI = options.codecs.index(run.yarn(query, run.position_T))
     weight_BTJ = (x_BTD.detach() @ weights[f"{stem}.weights_proj.weight"].T) * (width * heads) ** -0.5
 
@@ -122,7 +122,7 @@ def _candidates(scores_BTN: Tensor, entries: Entries, run: Run) -> Tensor | None
     visible_TN = torch.arange(blocks * size) < entries.visible_T.unsqueeze(1)
     padded = torch.nn.functional.pad(scores_BTN, (0, blocks * size - count), value=HIDDEN_SCORE)
     padded = padded.masked_fill(~visible_TN, HIDDEN_SCORE)
-    score_BTb = padded.unflatten(-1, (blocks, size)).amax(-1)
+    score_BTb = torch.unflatten(padded, -1, (blocks, size)).amax(-1)
     newest_T = (entries.visible_T - 1).clamp(min=0) // size
     newest_Tb = torch.arange(blocks) == newest_T.unsqueeze(1)
     score_BTb = score_BTb.masked_fill(newest_Tb, 1e30)

@@ -38,6 +38,6 @@ class Rotation:
         if x.dim() - 1 > position_T.dim() + (1 if position_T.dim() == 1 else 0):
             turns = turns.unsqueeze(-2)
         width = 2 * turns.shape[-1]
-        pairs = torch.view_as_complex(x[..., -width:].unflatten(-1, (-1, 2)).contiguous())
+        pairs = torch.view_as_complex(torch.unflatten(x[..., -width:], -1, (-1, 2)).contiguous())
         rotated = torch.view_as_real(pairs * turns).flatten(-2)
         return torch.cat((x[..., :-width], rotated), -1)

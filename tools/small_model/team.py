@@ -43,7 +43,7 @@ class Team:
         flat = torch.cat([tensor.flatten() for tensor in tensors])
         distributed.all_reduce(flat)
         flat /= self.size
-        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        for tensor, part in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))
 
     def agreed(self, value: Any) -> Any:
