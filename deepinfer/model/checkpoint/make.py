@@ -1,8 +1,9 @@
-"""Makes a checkpoint with random weights, in the released file layout."""
+"""Makes a checkpoint, with random or given weights, in the released file layout."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -35,11 +36,31 @@ def make_checkpoint(
     """Write ``config.json`` and random weights for every parameter of ``config``; give the directory.
 
     The same seed gives the same model in every form: the released form holds the float32 form's values, quantised.
+    Arguments and errors are those of :func:`write_checkpoint`; ``seed`` changes every weight.
+    """
+
+    def values(parameter: Parameter) -> torch.Tensor:
+        return random_values(parameter, seed)
+
+    return write_checkpoint(config, values, out_dir, fmt, shards=shards, progress=progress)
+
+
+def write_checkpoint(
+    config: ModelConfig,
+    values_of: Callable[[Parameter], torch.Tensor],
+    out_dir: str | Path,
+    fmt: CheckpointForm = "float32",
+    *,
+    shards: int = 1,
+    progress: ProgressCallback | None = None,
+) -> Path:
+    """Write ``config.json`` and given values for every parameter of ``config``; give the directory.
+
     ``config.json`` is written last, so that an interrupted run leaves a directory that nobody can open by mistake.
 
     Args:
         config: the model.
-        seed: changes every weight.
+        values_of: gives the unquantised float32 values of one parameter, in its logical shape.
         out_dir: a directory that is empty or does not exist yet.
         fmt: the form of the weights.
         shards: number of files; more than one are listed in an index.
@@ -60,7 +81,7 @@ def make_checkpoint(
         file = SINGLE_NAME if shards == 1 else f"model-{number:05d}-of-{shards:05d}.safetensors"
         tensors: dict[str, torch.Tensor] = {}
         for parameter in portion:
-            tensors |= stored_tensors(parameter, random_values(parameter, seed), fmt)
+            tensors |= stored_tensors(parameter, values_of(parameter), fmt)
             done_tensors += 1
             done_bytes += _num_bytes(parameter, fmt)
             if progress is not None:
