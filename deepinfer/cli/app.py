@@ -19,6 +19,7 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from deepinfer.cli import balance, bench, checkpoint, conformance, devices, env, generate, plan, simulate
+from deepinfer.cli import eval as evaluation
 from deepinfer.cli.command import Command
 from deepinfer.cli.session import Session
 from deepinfer.errors import ArgumentError, ConfigurationError, DeepInferError, TokenizerError, UnknownDriverError
@@ -47,6 +48,7 @@ def build() -> typer.Typer:
         ("devices", devices.devices),
         ("plan", plan.plan),
         ("env", env.env),
+        ("eval", evaluation.evaluate),
     ):
         app.command(name, cls=Command)(function)
     group = typer.Typer(rich_markup_mode=None, context_settings=_HELP_NAMES)
