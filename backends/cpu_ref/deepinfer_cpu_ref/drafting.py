@@ -6,7 +6,7 @@ H heads, C head width, b record bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ class CpuRefDrafting(DraftingOps):
         if capacity < 1:
             refuse("drafting.propose", f"capacity is {capacity}; a draft is drawn from at least one token")
         vocabulary = logits_BV.shape[1]
-        weights = self._sampling.weigh(logits_BV, _limited(rows, capacity, vocabulary))
+        weights = self._sampling.weigh(logits_BV, rows.limited(capacity, vocabulary))
         uniforms_B = self._sampling.uniforms(rows.seeds_B, rows.streams_B)
         token_ids_B = self._sampling.draw(weights, uniforms_B)
         # Ascending ids of the tokens with mass; the vocabulary itself stands for "none" and sorts last.
@@ -198,18 +198,6 @@ def _no_verdicts(runs: DraftRuns) -> Verdicts:
         refuse("drafting", f"{requests} requests name rows of a step without rows")
     none_R = torch.zeros_like(runs.counts_R)
     return Verdicts(runs.token_ids_Rn.new_full((0, drafts + 1), -1), none_R, none_R.to(torch.int32))
-
-
-def _limited(rows: SamplingRows, capacity: int, vocabulary: int) -> SamplingRows:
-    """Return the settings with a top-k of at most ``capacity`` in force."""
-    if capacity >= vocabulary:
-        return rows
-    is_limited_B = (rows.top_k_B > 0) & (rows.top_k_B < capacity)
-    return replace(
-        rows,
-        top_k_B=torch.where(is_limited_B, rows.top_k_B, capacity),
-        facts=replace(rows.facts, has_top_k=True, bounded_by_top_k=True, largest_top_k=capacity),
-    )
 
 
 def _lowest_largest(values_BV: Tensor) -> Tensor:

@@ -6,8 +6,6 @@ V vocabulary, K kept tokens, H heads, C head width, b record bytes.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -79,7 +77,7 @@ class TritonDraftingOps(TritonDraftAttention):
             ids_BK = rows.seeds_B.new_full((logits_BV.shape[0], capacity), -1)
             nothing_B = torch.zeros_like(rows.seeds_B)
             return Proposals(tokens.token_ids_B, tokens.status_B, ids_BK, torch.zeros_like(ids_BK), nothing_B)
-        found = weighed(logits_BV, chunk_maxima(logits_BV), _limited(rows, capacity, logits_BV.shape[1]))
+        found = weighed(logits_BV, chunk_maxima(logits_BV), rows.limited(capacity, logits_BV.shape[1]))
         uniforms_B = token_draw.uniforms(rows.seeds_B, rows.streams_B)
         return Proposals(
             token_draw.draw(*found, uniforms_B, None),
@@ -121,18 +119,6 @@ class TritonDraftingOps(TritonDraftAttention):
         if 0 in (tokens.token_ids_B.shape[0], runs.counts_R.shape[0]):
             return _no_verdicts("drafting.match", runs)
         return draft_judgement.match(tokens, runs)
-
-
-def _limited(rows: SamplingRows, capacity: int, vocabulary: int) -> SamplingRows:
-    """Return the settings with a top-k of at most ``capacity`` in force."""
-    if capacity >= vocabulary:
-        return rows
-    is_limited_B = (rows.top_k_B > 0) & (rows.top_k_B < capacity)
-    return replace(
-        rows,
-        top_k_B=torch.where(is_limited_B, rows.top_k_B, capacity),
-        facts=replace(rows.facts, has_top_k=True, bounded_by_top_k=True, largest_top_k=capacity),
-    )
 
 
 def _no_tokens(rows: SamplingRows) -> SampledTokens:

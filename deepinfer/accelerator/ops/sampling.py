@@ -11,7 +11,7 @@ Legend: B sampled rows, V vocabulary, N listed entries, M restricted rows, W wor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import torch
@@ -178,6 +178,17 @@ class SamplingRows:
             streams_B=self.streams_B.index_select(0, rows_N),
             forced_ids_B=self.forced_ids_B.index_select(0, rows_N),
             facts=self.facts,
+        )
+
+    def limited(self, capacity: int, vocabulary: int) -> SamplingRows:
+        """Return the settings with a top-k of at most ``capacity`` in force, in every row."""
+        if capacity >= vocabulary:
+            return self
+        is_limited_B = (self.top_k_B > 0) & (self.top_k_B < capacity)
+        return replace(
+            self,
+            top_k_B=torch.where(is_limited_B, self.top_k_B, capacity),
+            facts=replace(self.facts, has_top_k=True, bounded_by_top_k=True, largest_top_k=capacity),
         )
 
     def slice(self, start: int, stop: int) -> SamplingRows:
