@@ -66,6 +66,7 @@ def test_options_reach_the_library(run: Run, library: type[StandIn], tmp_path: P
         *("--max-num-batched-tokens", "64", "--block-size", "16", "--num-blocks", "10", "--num-state-slots", "4"),
         *("--memory-utilization", "0.5", "--num-speculative-tokens", "2", "--verification", "coupled"),
         *("--variable-verification", "--cost-curves", "kept", "--no-decode-graphs", "--graph-interval", "4"),
+        "--no-async-scheduling",
         *("--truncated-prefill", "mask", "--truncated-prefill-keep-tokens", "77", "--json-schema", schema),
     )
     assert ran.status == 0, ran.err
@@ -85,6 +86,7 @@ def test_options_reach_the_library(run: Run, library: type[StandIn], tmp_path: P
         "memory_utilization": 0.5,
         "num_speculative_tokens": 2,
         "verification": "coupled",
+        "async_scheduling": False,
         "variable_verification": True,
         "cost_curves": "kept",
         "decode_graphs": False,

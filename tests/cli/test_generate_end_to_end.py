@@ -65,7 +65,13 @@ def test_an_unknown_accelerator_is_an_error_and_never_another_driver(run: Run) -
 
 def test_ctrl_c_ends_with_status_130_and_no_traceback() -> None:
     command = [sys.executable, "-m", "deepinfer", "generate", "x", "--max-tokens", "4000", "--ignore-eos"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+
+    def heed_ctrl_c() -> None:  # a shell's background jobs ignore it, and hand that down
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c
+    ) as process:
         assert process.stderr is not None
         log = ""
         while "cache pools" not in log:  # the last line before the first step
