@@ -40,6 +40,9 @@ verification of drafts (float64), and the selection (index_scores ends bishengir
 radix_selection is not read by triton-adapter 3.2).
 """
 
+NOT_TAKEN: Final = frozenset({"drafting.propose", "drafting.guess", "drafting.verify", "drafting.match"})
+"""Ops of these groups whose kernels are in another class, which is left out."""
+
 NOT_LOWERED: Final = MappingProxyType(
     {
         "served_attention_kernel": "bishengir-compile-a5 1.2.0 ends with an assertion (MutableArrayRef index)",

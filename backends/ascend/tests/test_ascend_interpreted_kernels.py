@@ -46,3 +46,11 @@ def test_the_small_model_answers_as_the_reference_and_the_plan_names_the_kernels
         assert answers(engine, [PROMPT], NEW_TOKENS) == expected
     launched = {launch.kernel for launch in session.launches}
     assert {"exact_attention_kernel"} <= launched, launched
+
+
+def test_what_is_not_taken_is_what_the_chosen_class_leaves_out() -> None:
+    from deepinfer_ascend.providers import NOT_TAKEN
+    from deepinfer_triton.drafting import TritonDraftAttention, TritonDraftingOps
+
+    left_out = set(TritonDraftingOps.implemented()) - set(TritonDraftAttention.implemented())
+    assert {f"drafting.{name}" for name in left_out} == NOT_TAKEN

@@ -11,7 +11,7 @@ from deepinfer_ascend.capabilities import NATIVE
 from deepinfer_ascend.lowering_check.kernels import Candidate, ttir_of
 from deepinfer_ascend.lowering_check.report import Entry
 from deepinfer_ascend.lowering_check.tools import LoweringError, Tools
-from deepinfer_ascend.providers import NOT_LOWERED, TRITON_CLASSES
+from deepinfer_ascend.providers import NOT_LOWERED, NOT_TAKEN, TRITON_CLASSES
 
 Outcome = tuple[float, str]
 """Seconds, and the reason of a failure."""
@@ -43,7 +43,8 @@ def check(tools: Tools, found: Sequence[Candidate], chips: Sequence[str]) -> Ite
 
 def is_taken(op: str, kernel: str) -> bool:
     """Return whether the driver may take a Triton kernel for ``op``, the name of an op or of a whole group."""
-    return op.partition(".")[0] in TRITON_CLASSES and op not in NATIVE and kernel not in NOT_LOWERED
+    is_kernels_op = op.partition(".")[0] in TRITON_CLASSES and op not in NOT_TAKEN
+    return is_kernels_op and op not in NATIVE and kernel not in NOT_LOWERED
 
 
 def _code(candidate: Candidate) -> tuple[str, str]:
