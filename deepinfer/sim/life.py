@@ -111,6 +111,8 @@ class _Life:
         self._witness = Witness(foretelling, config, scenario.options, engine.stats())
         self._next_arrival_s = 0.0
         self._idle_steps = 0
+        # True after a step that failed: it may have ended requests whose records come with the next.
+        self._records_are_due = False
 
     def traffic(self) -> None:
         """Let whatever is due happen before the next step."""
@@ -127,12 +129,12 @@ class _Life:
 
     def step(self) -> None:
         """Run one step, check what it gave, and let time pass."""
-        failed = False
+        self._records_are_due = False
         outputs: list[RequestOutput] = []
         try:
             outputs = self._engine.step()
         except SimulatedFaultError:
-            failed = True
+            self._records_are_due = True
             self.report.faults += 1
             self._witness.step_failed({row.request_id for row in self._engine.last_step.rows})
         except InvariantError as error:
@@ -141,7 +143,7 @@ class _Life:
         for output in outputs:
             self._observe(output)
         self.report.steps += 1
-        self._check(advanced=failed or bool(self._engine.last_step.rows) or bool(outputs))
+        self._check(advanced=self._records_are_due or bool(self._engine.last_step.rows) or bool(outputs))
         is_slow = self._draw.random() < self._scenario.slow_chance
         self._clock.advance(SLOW_STEP_S if is_slow else STEP_S)
         self.report.virtual_s = self._clock.now_s
@@ -201,7 +203,7 @@ class _Life:
 
     def _fork(self) -> None:
         parents = [name for name, request in self._witness.living.items() if request.can_be_forked]
-        if not parents or len(self._witness.living) >= _MOST_LIVING:
+        if not parents or len(self._witness.living) >= _MOST_LIVING or self._records_are_due:
             return
         parent_id = self._draw.choice(parents)
         params = SamplingParams(temperature=0.0, max_tokens=self._draw.randint(1, self._scenario.longest_answer_tokens))

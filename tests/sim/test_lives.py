@@ -35,6 +35,12 @@ def test_lives_on_the_oracle_driver_go_well(seed: int, model: Path) -> None:
     assert live(seed, 30, model).problems == []
 
 
+def test_a_request_that_ended_while_a_failing_step_was_planned_is_not_forked() -> None:
+    report = live(61795, 20)
+    assert report.problems == []
+    assert report.faults == 1
+
+
 def test_a_life_replays_from_its_seed() -> None:
     first, second = live(17, STEPS), live(17, STEPS)
     assert first == second
