@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from deepinfer.errors import InvariantError
 from deepinfer.scheduling.admission import Admission
 from deepinfer.scheduling.memory import Memory
-from deepinfer.scheduling.roster import Roster
+from deepinfer.scheduling.roster import Ending, Roster
 from deepinfer.scheduling.running import RunningBatch
 from deepinfer.scheduling.sequence import Sequence
 from deepinfer.scheduling.states import Status
@@ -30,8 +30,8 @@ class RowFailure(NamedTuple):
     text: str
 
 
-class _RunEnd(NamedTuple):
-    """A row whose run ends its request with this token."""
+class _End(NamedTuple):
+    """A row whose token ends its request, and whether it stops it; else the request has its full length."""
 
     number: int
     token_id: int
@@ -68,23 +68,20 @@ class Commit:
         if step.kind == "prefill":
             valid = is_valid_R.nonzero()[0]
             table.computed[step.table_row_R.take(valid)] = step.k_R.take(valid)
-        ends: list[_RunEnd] = []
+        ends: list[_End] = []
         emitted: list[tuple[int, ...]] = []
         for index, sequence in enumerate(step.sequences):
             run: tuple[int, ...] = ()
             if is_valid_R[index] and not step.is_partial_R[index]:
                 run, is_stopped = self._cut(sequence, runs[index])
                 if is_stopped is not None:
-                    ends.append(_RunEnd(index, run[-1], is_stopped=is_stopped))
+                    ends.append(_End(index, run[-1], is_stopped=is_stopped))
             emitted.append(run)
         table.append_runs(step.table_row_R, emitted)
         if step.kind == "prefill":
             failed = [index for index in failures if is_valid_R[index]]
             self._place_after_prompt(step, [index for index in is_valid_R.nonzero()[0].tolist() if index not in failed])
-        terminals = []
-        for index, token_id, is_stopped in ends:
-            is_finished_R[index] = True
-            terminals.append(self._end(step.sequences[index], token_id, is_stopped=is_stopped))
+        terminals = self._end_all(step, ends, is_finished_R)
         for index in sorted(failures):
             if is_valid_R[index] and not is_finished_R[index]:
                 is_finished_R[index] = True
@@ -117,9 +114,7 @@ class Commit:
         terminals = []
         if ends:
             is_finished_R = is_finished_R.copy()
-            for index, token_id, is_stopped in ends:
-                is_finished_R[index] = True
-                terminals.append(self._end(step.sequences[index], token_id, is_stopped=is_stopped))
+            terminals = self._end_all(step, ends, is_finished_R)
         return StepCommit(step, token_ids_R, running.everything_R, is_finished_R, tuple(terminals))
 
     def _commit_valid(
@@ -156,10 +151,9 @@ class Commit:
                 running.sort_again()
         else:
             self._place_after_prompt(step, valid.tolist())
-        for nth, token_id, is_stopped in self._find_ends(rows_E, positions_E, tokens_E, table.end_columns(rows_E)):
-            index = int(emitting[nth])
-            is_finished_R[index] = True
-            terminals.append(self._end(step.sequences[index], token_id, is_stopped=is_stopped))
+        found = self._find_ends(rows_E, positions_E, tokens_E, table.end_columns(rows_E))
+        ends = [end._replace(number=int(emitting[end.number])) for end in found]
+        terminals += self._end_all(step, ends, is_finished_R)
 
         token_R = np.full(step.num_requests, NO_TOKEN, dtype=np.int64)
         token_R[emitting] = tokens_E
@@ -180,8 +174,8 @@ class Commit:
         positions_E: NDArray[np.int64],
         tokens_E: NDArray[np.int64],
         end_E: tuple[NDArray[np.int64], NDArray[np.int64]],
-    ) -> list[tuple[int, int, bool]]:
-        """Return (number among the rows, token, whether it stops) of each token that ends its request.
+    ) -> list[_End]:
+        """Return the rows, by their number among these, whose token ends its request.
 
         At the position of the length cap a stop wins.
         """
@@ -193,7 +187,7 @@ class Commit:
         if not len(ended):
             return []
         tokens, stops = tokens_E.take(ended).tolist(), is_stopped_E.take(ended).tolist()
-        return list(zip(ended.tolist(), tokens, stops, strict=True))
+        return [_End(*end) for end in zip(ended.tolist(), tokens, stops, strict=True)]
 
     def _mark_stop_token_ids(
         self, rows_E: NDArray[np.int64], tokens_E: NDArray[np.int64], is_stopped_E: NDArray[np.bool_]
@@ -204,11 +198,17 @@ class Commit:
             if int(tokens_E[nth]) in sequence.stop_rules.stop_token_ids:
                 is_stopped_E[nth] = True
 
-    def _end(self, sequence: Sequence, token_id: int, *, is_stopped: bool) -> TerminalRecord:
-        if not is_stopped:
-            return self._roster.end(sequence, Status.FINISHED_LENGTH_CAPPED)
-        is_eos = sequence.stop_rules.is_end(token_id)
-        return self._roster.end(sequence, Status.FINISHED_STOPPED, stop_reason=None if is_eos else token_id)
+    def _end_all(self, step: ScheduledStep, ends: list[_End], is_finished_R: NDArray[np.bool_]) -> list[TerminalRecord]:
+        endings = []
+        for index, token_id, is_stopped in ends:
+            is_finished_R[index] = True
+            sequence = step.sequences[index]
+            if is_stopped:
+                is_eos = sequence.stop_rules.is_end(token_id)
+                endings.append(Ending(sequence, Status.FINISHED_STOPPED, None if is_eos else token_id))
+            else:
+                endings.append(Ending(sequence, Status.FINISHED_LENGTH_CAPPED, None))
+        return self._roster.end_many(endings)
 
 
 def refuse_misfit(step: ScheduledStep, shape: tuple[int, ...], failures: Mapping[int, RowFailure]) -> None:

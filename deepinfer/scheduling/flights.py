@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from deepinfer.cache.blocks import BlockId, BlockPool
 from deepinfer.errors import InvariantError
 from deepinfer.scheduling.step import ScheduledStep
@@ -45,6 +48,11 @@ class Flights:
         return [flight.step for flight in self._flights]
 
     @property
+    def oldest(self) -> ScheduledStep | None:
+        """The step whose result is due."""
+        return self._flights[0].step if self._flights else None
+
+    @property
     def newest(self) -> ScheduledStep | None:
         """The step that was launched last."""
         return self._flights[-1].step if self._flights else None
@@ -66,9 +74,10 @@ class Flights:
         Steps complete in the order of their launch. What a step held that was given up before an older one was read
         goes back with the older one.
         """
-        index = next((index for index, flight in enumerate(self._flights) if flight.step is step), None)
-        if index is None:
+        steps = self.steps
+        if step not in steps:
             raise InvariantError(f"step {step.number} is not in flight: it was committed or cancelled before")
+        index = steps.index(step)
         held = self._flights.pop(index).held
         if index:
             self._flights[index - 1].held.blocks += held.blocks
@@ -79,15 +88,15 @@ class Flights:
         for slot in held.slots:
             self._slots.free(slot)
 
-    def give_back(self, blocks: Sequence[BlockId], slot: BlockId | None) -> None:
-        """Give up a table of blocks, from its last to its first, and a slot: now, or when no step can touch them."""
+    def give_back(self, blocks: NDArray[np.int64], slots: Sequence[BlockId]) -> None:
+        """Give up blocks and slots, in the order given: now, or when no step can touch them."""
         if self._defers and self._flights:
             held = self._flights[-1].held
-            held.blocks += blocks[::-1]
-            held.slots += [] if slot is None else [slot]
+            held.blocks += blocks.tolist()
+            held.slots += slots
             return
-        self._blocks.free_table(blocks)
-        if slot is not None:
+        self._blocks.free_many(blocks)
+        for slot in slots:
             self._slots.free(slot)
 
     def keep_for_next(self, blocks: Sequence[BlockId], slots: Sequence[BlockId]) -> None:

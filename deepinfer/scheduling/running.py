@@ -127,7 +127,8 @@ class RunningBatch:
         """Yield where what is kept here contradicts the table; after ``refresh`` it must not."""
         table, rows_R = self._table, self.rows_R
         columns = table.running_columns(rows_R)
-        keys = zip(columns.length.tolist(), columns.root_arrival.tolist(), columns.arrival.tolist(), strict=True)
+        arrivals = (table.root_arrival.take(rows_R).tolist(), table.arrival.take(rows_R).tolist())
+        keys = zip(columns.length.tolist(), *arrivals, strict=True)
         true_keys = [(self._num_decoded - length, root, -arrival) for length, root, arrival in keys]
         kept: dict[str, tuple[Any, Any]] = {
             "order": (self._keys, sorted(true_keys)),
@@ -172,20 +173,19 @@ class RunningBatch:
     def try_growing_by_one_block(self, short: NDArray[np.int64], pool: BlockPool, most_blocks: int) -> bool:
         """Give one block to each row that is short of blocks, in serving order, if that is enough for all of them.
 
-        False, and nothing happens, if not: blocks are missing, a row needs two, or one would own more than
+        False, and nothing happens, if not: blocks are missing, a row needs two, or one may come to own more than
         ``most_blocks``.
         """
         table, rows_S = self._table, self.rows_R.take(short)
         room_S = self._room_R.take(short) + table.block_size
-        longest_table = int(table.num_blocks.take(rows_S).max()) + 1
         if (
-            longest_table > most_blocks
+            self._width >= most_blocks
             or not pool.can_allocate(len(short))
             or np.count_nonzero(self.length_R.take(short) > room_S)
         ):
             return False
         rows_S = rows_S.take(table.serving_order(rows_S))
-        table.add_one_block_each(rows_S, pool.allocate_many(len(short)))
+        longest_table = table.add_one_block_each(rows_S, pool.allocate_array(len(short)))
         self._room_R[short] = room_S
         self._width = max(self._width, longest_table)
         self._block_table_RB = None

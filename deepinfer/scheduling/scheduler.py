@@ -290,9 +290,9 @@ class Scheduler:
 
     def _land(self, step: ScheduledStep, shape: tuple[int, ...], failures: Mapping[int, RowFailure]) -> None:
         """Note that a step has completed, before its result ends requests that a younger step may still touch."""
-        steps = self.memory.flights.steps
-        if step.kind != "empty" and (not steps or step is not steps[0]):
+        flights = self.memory.flights
+        if step.kind != "empty" and step is not flights.oldest:
             raise InvariantError(f"step {step.number} is not in flight: it was committed or cancelled before")
         refuse_misfit(step, shape, failures)
         if step.kind != "empty":
-            self.memory.flights.close(step)
+            flights.close(step)

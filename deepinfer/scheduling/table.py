@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer.cache.blocks import BlockId
+from deepinfer.cache.blocks import RESERVED_BLOCK, BlockId
 
 if TYPE_CHECKING:
     from deepinfer.scheduling.sequence import Sequence
@@ -46,28 +46,25 @@ class GrowthColumns(NamedTuple):
 class StepColumns(NamedTuple):
     """What a step says about its rows."""
 
-    computed: NDArray[np.int64]
-    num_blocks: NDArray[np.int64]
     epoch: NDArray[np.int64]
+    num_blocks: NDArray[np.int64]
+    computed: NDArray[np.int64]
 
 
 class RunningColumns(NamedTuple):
     """What decode steps read of rows, again and again, until other rows run; ``row`` names the rows themselves."""
 
     row: NDArray[np.int64]
-    arrival: NDArray[np.int64]
-    root_arrival: NDArray[np.int64]
     length: NDArray[np.int64]
     look_ahead: NDArray[np.int64]
     capacity: NDArray[np.int64]
+    drafts: NDArray[np.int64]
+    in_flight: NDArray[np.int64]
     eos_token_id: NDArray[np.int64]
     final_position: NDArray[np.int64]
     next_cell: NDArray[np.int64]
-    computed: NDArray[np.int64]
-    num_blocks: NDArray[np.int64]
     epoch: NDArray[np.int64]
-    drafts: NDArray[np.int64]
-    in_flight: NDArray[np.int64]
+    num_blocks: NDArray[np.int64]
 
 
 class SequenceTable:
@@ -92,28 +89,30 @@ class SequenceTable:
         self.block_size = np.array(block_size)
         self._numbers_CZ = np.zeros((15, num_rows), dtype=np.int64)
         (
-            self.num_prompt_tokens,
-            row_number,
-            self.arrival,
             self.root_arrival,
+            self.num_prompt_tokens,
+            self.arrival,
+            row_number,
             self.length,
             self.look_ahead,
             self.capacity,
+            self.drafts,
+            self.in_flight,
             self.eos_token_id,
             self.final_position,
             self.next_cell,
-            self.computed,
-            self.num_blocks,
             self.epoch,
-            self.drafts,
-            self.in_flight,
+            self.num_blocks,
+            self.computed,
         ) = self._numbers_CZ
         # Neighbours, so that what is read together is gathered together.
-        self._serving_CZ = self._numbers_CZ[0:5]
-        self._running_CZ = self._numbers_CZ[1:]
+        self._serving_CZ = self._numbers_CZ[1:5]
+        self._running_CZ = self._numbers_CZ[3:14]
         self._growth_CZ = self._numbers_CZ[4:7]
-        self._end_CZ = self._numbers_CZ[7:9]
-        self._step_CZ = self._numbers_CZ[10:13]
+        self._end_CZ = self._numbers_CZ[9:11]
+        self._step_CZ = self._numbers_CZ[12:15]
+        # What an empty row has nothing of.
+        self._owned_columns = (*self._numbers_CZ[4:9], self.num_blocks, self.computed)
         row_number[:] = np.arange(num_rows)
         self.occupant: NDArray[Any] = np.full(num_rows, None, dtype=object)
         self.block_table_ZN = np.zeros((num_rows, max_blocks), dtype=np.int32)
@@ -149,22 +148,36 @@ class SequenceTable:
         self.occupant[row] = sequence
         sequence.occupy(self, row)
 
-    def empty(self, row: int) -> None:
-        """Take ``row`` from its occupant; its blocks must have been given back."""
-        sequence: Sequence = self.occupant[row]
+    def empty(self, row: int) -> NDArray[np.int64]:
+        """Take ``row`` from its occupant and return its blocks, from its last to its first."""
+        self._turn_out(self.occupant[row])
+        table_N = self.block_table_ZN[row, : self.num_blocks[row]]
+        blocks: NDArray[np.int64] = table_N[::-1].astype(np.int64)
+        table_N.fill(0)
+        self._clear(row)
+        return blocks
+
+    def empty_many(self, rows_S: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Do what ``empty`` does for each of ``rows_S``; return their blocks, each table from its last to its first."""
+        for sequence in self.sequences_of(rows_S):
+            self._turn_out(sequence)
+        width = int(self.num_blocks.take(rows_S).max())
+        backwards_SN = self.block_table_ZN[rows_S, :width][:, ::-1]
+        blocks: NDArray[np.int64] = backwards_SN[backwards_SN != RESERVED_BLOCK].astype(np.int64)
+        self.block_table_ZN[rows_S, :width] = 0
+        self._clear(rows_S)
+        return blocks
+
+    def _turn_out(self, sequence: Sequence) -> None:
         sequence.vacate()
         self.num_with_stop_token_ids -= bool(sequence.stop_rules.stop_token_ids)
-        self.has_stop_token_ids[row] = False
-        self.occupant[row] = None
-        self.epoch[row] += 1
-        self.block_table_ZN[row, : self.num_blocks[row]] = 0
-        self.num_blocks[row] = 0
-        self.capacity[row] = 0
-        self.length[row] = 0
-        self.computed[row] = 0
-        self.look_ahead[row] = 0
-        self.drafts[row] = 0
-        self.in_flight[row] = 0
+
+    def _clear(self, rows: int | NDArray[np.int64]) -> None:
+        self.has_stop_token_ids[rows] = False
+        self.occupant[rows] = None
+        self.epoch[rows] += 1
+        for column in self._owned_columns:
+            column[rows] = 0
 
     # --- blocks -------------------------------------------------------------------------------------------------
 
@@ -173,12 +186,13 @@ class SequenceTable:
         blocks: list[BlockId] = self.block_table_ZN[row, : self.num_blocks[row]].tolist()
         return blocks
 
-    def add_blocks(self, row: int, blocks: abc.Sequence[BlockId]) -> None:
+    def add_blocks(self, row: int, blocks: abc.Sequence[BlockId] | NDArray[np.int64]) -> None:
         """Append ``blocks`` to the table of ``row``."""
         first = int(self.num_blocks[row])
-        self.block_table_ZN[row, first : first + len(blocks)] = blocks
-        self.num_blocks[row] = first + len(blocks)
-        self.capacity[row] = (first + len(blocks)) * int(self.block_size)
+        end = first + len(blocks)
+        self.block_table_ZN[row, first:end] = blocks
+        self.num_blocks[row] = end
+        self.capacity[row] = end * int(self.block_size)
 
     def take_blocks_from(self, row: int, num_kept: int) -> list[BlockId]:
         """Shorten the table of ``row`` to ``num_kept`` blocks and return the others, in order of positions."""
@@ -189,13 +203,14 @@ class SequenceTable:
         self.capacity[row] = num_kept * int(self.block_size)
         return taken
 
-    def add_one_block_each(self, rows_R: NDArray[np.int64], blocks: abc.Sequence[BlockId]) -> None:
-        """Append one of ``blocks`` to the table of each of ``rows_R``, no row twice."""
+    def add_one_block_each(self, rows_R: NDArray[np.int64], blocks: NDArray[np.int64]) -> int:
+        """Append one of ``blocks`` to the table of each of ``rows_R``, no row twice; return the longest's length."""
         num_blocks_R = self.num_blocks.take(rows_R)
         self.block_table_ZN[rows_R, num_blocks_R] = blocks
         num_blocks_R += ONE
         self.num_blocks[rows_R] = num_blocks_R
         self.capacity[rows_R] = num_blocks_R * self.block_size
+        return int(num_blocks_R[num_blocks_R.argmax()])
 
     def block_tables(self, rows_R: NDArray[np.int64], width: int) -> NDArray[np.int32]:
         """Return a copy of the first ``width`` block numbers of each of ``rows_R``."""
@@ -270,7 +285,7 @@ class SequenceTable:
 
     def serving_order(self, rows_R: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the order in which ``rows_R`` are served: output length ascending, then arrival ascending."""
-        num_prompt_tokens, _, arrival, _, length = self._serving_CZ.take(rows_R, axis=1)
+        num_prompt_tokens, arrival, _, length = self._serving_CZ.take(rows_R, axis=1)
         return np.lexsort((arrival, length - num_prompt_tokens))
 
     def growth_columns(self, rows_R: NDArray[np.int64]) -> GrowthColumns:

@@ -80,9 +80,9 @@ def test_a_pool_without_a_usable_block_is_refused() -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda pool: pool._free.append(pool._free[0]), "twice"),
-        (lambda pool: pool._free.append(BlockId(0)), "never be handed out"),
-        (lambda pool: pool._free.pop(), "neither free nor owned"),
+        (lambda pool: pool._append(1, pool._free[pool._head]), "twice"),
+        (lambda pool: pool._append(1, BlockId(0)), "never be handed out"),
+        (lambda pool: setattr(pool, "_tail", pool._tail - 1), "neither free nor owned"),
         (lambda pool: pool._counts.__setitem__(0, 1), "reserved number 0"),
         (lambda pool: pool._counts.__setitem__(1, -1), "negative"),
         (lambda pool: pool._counts.__setitem__(4, 1), "free and owned"),

@@ -216,3 +216,18 @@ def test_a_completion_engine_ends_a_fork_that_it_cannot_serve(make_bench: Callab
     bench.take_terminals()
     assert bench.terminals["c"].finish_reason == "insufficient_system_resource"
     assert "'p'" in bench.terminals["c"].text
+
+
+def test_siblings_that_end_in_one_step_give_back_what_they_share_once(make_bench: Callable[..., Any]) -> None:
+    bench = make_bench(max_num_seqs=8, num_blocks=64, num_state_slots=9)
+    bench.add("p", 8, max_tokens=12)
+    bench.step()
+    for name in ("a", "b", "c", "d"):
+        bench.scheduler.fork("p", name, StopRules(11))
+    num_alive = 0
+    while bench.scheduler.has_unfinished():
+        num_alive = len(bench.scheduler.roster)
+        bench.step()
+    assert num_alive == 5
+    assert bench.scheduler.free_blocks == bench.scheduler.memory.blocks.num_usable
+    bench.audit()
