@@ -171,7 +171,7 @@ class EngineOptions:
             varies = settings.enable_mtp_varlen and self.num_speculative_tokens > 0
         ahead = self.async_scheduling
         if ahead is None:
-            ahead = settings.zero_overhead_scheduling and self.engine_type != "prompt" and not varies
+            ahead = settings.zero_overhead_scheduling and self.engine_type != "prompt"
         return replace(
             self,
             async_scheduling=ahead,
@@ -218,11 +218,6 @@ class EngineOptions:
         _check_path(problems, "cost_curves", self.cost_curves)
         if self.engine_type == "prompt" and self.async_scheduling is True:
             problems.append("engine_type='prompt' has no decode step to plan ahead; leave async_scheduling unset")
-        if self.async_scheduling is True and self.variable_verification is True:
-            problems.append(
-                "variable_verification=True chooses lengths from what the step before gave, which "
-                "async_scheduling=True has not read yet; choose one of them"
-            )
         for name in ("enable_chunked_prefill", "stop_preempted_requests"):
             _check_choice(problems, name, getattr(self, name), (True, False))
         if self.numerics == "served" and self.dtype in ("float32", "float64"):
