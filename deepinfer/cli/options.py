@@ -29,7 +29,7 @@ AsyncScheduling = Annotated[
     bool | None,
     typer.Option(
         "--async-scheduling/--no-async-scheduling",
-        help="Plan a decode step before the one before it was read; unset: what the environment says.",
+        help="Plan a decode step before the one before it was read; unset: what the environment says, else yes.",
     ),
 ]
 KvCacheDtype = Annotated[

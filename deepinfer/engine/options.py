@@ -95,7 +95,7 @@ class EngineOptions:
             "coupled" the very tokens of a run without drafts.
         async_scheduling: plan and launch a decode step before the one before it has been read
             (docs/async-scheduling.md); the outputs are the same. None means what DEEPINFER_ZERO_OVERHEAD_SCHEDULING
-            says, and False for a prompt engine, which has no decode steps.
+            says, which is True unless it is set, and False for a prompt engine, which has no decode steps.
         variable_verification: let each step choose how many drafts each request verifies (docs/drafts.md); None means
             what DEEPINFER_ENABLE_MTP_VARLEN says, and no.
         cost_curves: directory that keeps what variable verification measures at start; None means what
