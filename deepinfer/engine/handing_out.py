@@ -10,7 +10,7 @@ Legend: T rows, R requests, n drafts a request.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,15 +21,17 @@ _NO_ID = -1
 
 
 class HandedOut(NamedTuple):
-    """How many drafts each request of a step verifies.
+    """A step whose rows were handed out.
 
     Attributes:
-        drafts_R: int64 [R], on the device.
-        for_host_R: the same, readable on the host once the work that made it has ended.
+        inputs: what it runs, the worker's own affair. The step itself changes when the host learns of the outcome,
+            which may be before its layers run: they must not look there again.
+        drafts_R: int64 [R], how many drafts each request verifies, readable on the host once the work that made it has
+            ended.
     """
 
+    inputs: Any
     drafts_R: torch.Tensor
-    for_host_R: torch.Tensor
 
 
 def hand_out(chances_Rn: torch.Tensor, room_R: torch.Tensor, total: int) -> torch.Tensor:

@@ -144,7 +144,7 @@ class Pipeline:
             flight.handing.wait()  # its work comes right behind that of the step before
             self._waited_s += self._clock() - begun
             if flight.handed is not None:
-                step.hand_out(flight.handed.for_host_R.numpy())
+                step.hand_out(flight.handed.drafts_R.numpy())
         rows = zip(step.table_row_R.tolist(), step.epoch_R.tolist(), step.q_R.tolist(), step.k_R.tolist(), strict=True)
         found = []
         for (row, epoch, q, k), length in zip(rows, lengths, strict=True):

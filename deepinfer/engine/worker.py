@@ -231,7 +231,7 @@ class Worker:
             room_R = self._continuation.room(step)
             total = step.num_tokens - step.num_requests
             drafts_R = hand_out(self.speculation.newest_chances(step), room_R, total)
-            return HandedOut(drafts_R, to_host(drafts_R))
+            return HandedOut(with_drafts(self._inputs(step), drafts_R, self.speculation.drafts), to_host(drafts_R))
 
     def begin(self, step: ScheduledStep, extras: Sequence[RowExtras], handed: HandedOut | None = None) -> Any:
         """Execute a step's copies and run its rows through the layers; what was assumed is put right first.
@@ -246,9 +246,7 @@ class Worker:
         """
         self.copy(step)
         with torch.inference_mode():
-            inputs = self._inputs(step)
-            if handed is not None and self.speculation is not None:
-                inputs = with_drafts(inputs, handed.drafts_R, self.speculation.drafts)
+            inputs: StepInputs = self._inputs(step) if handed is None else handed.inputs
             if self._continuation is not None:
                 inputs = self._continuation.corrected(step, inputs)
             forwarded = self._forward(step, extras, inputs)

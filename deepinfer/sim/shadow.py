@@ -119,8 +119,8 @@ class ShadowWorker(FailingWorker):
         places = np.repeat(np.arange(step.num_requests), self._num_drafts)
         luck = np.random.default_rng(lots(step.number, step.table_row_R, step.epoch_R)).permutation(len(places))
         taken = places[luck[: step.num_tokens - step.num_requests]]
-        drafts_R = torch.from_numpy(np.bincount(taken, minlength=step.num_requests))
-        return HandedOut(drafts_R, to_host(drafts_R))
+        drafts_R = np.bincount(taken, minlength=step.num_requests)
+        return HandedOut(_with_drafts(step, drafts_R), to_host(torch.from_numpy(drafts_R)))
 
     def learn(self, step: ScheduledStep, step_s: float, sampler_s: float) -> None:
         """Learn nothing: a shadow's steps cost nothing."""
@@ -134,7 +134,7 @@ class ShadowWorker(FailingWorker):
         """Copy, and write the step's ids where each request really stands."""
         self.copy(step)
         self._fail_at(FaultPlace.BEFORE)
-        true_step = self._corrected(step if handed is None else _with_drafts(step, handed.for_host_R.numpy()))
+        true_step = self._corrected(step if handed is None else handed.inputs)
         return _Written(true_step, self._write_all(true_step))
 
     def finish(

@@ -6,6 +6,7 @@ Reported faults: 33 and 35.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from deepinfer import SamplingParams
+from deepinfer.accelerator import Event, Stream
 from deepinfer.engine.build import build_engine_on
 from deepinfer.engine.engine import Engine
 from deepinfer.engine.handing_out import HandedOut
@@ -309,3 +311,72 @@ def test_standard_verification_must_not_vary_where_batch_invariance_is_demanded(
 def test_an_engine_of_fixed_lengths_measures_nothing() -> None:
     options = EngineOptions(num_speculative_tokens=3, **SIZES)
     assert build_engine_on(ReferenceDriver(), None, options, Settings()).worker.lengths is None
+
+
+class HeldEvent(Event):
+    """The end of work that begins when somebody waits for it."""
+
+    def __init__(self, stream: HeldStream, number: int) -> None:
+        self._stream = stream
+        self._number = number
+
+    def done(self) -> bool:
+        return self._number < self._stream.ended
+
+    def wait(self) -> None:
+        self._stream.run_to(self._number)
+
+
+class HeldStream(Stream):
+    """A device that is as late as can be: it does nothing before somebody waits, and then no more than it must."""
+
+    def __init__(self) -> None:
+        self.ended = 0
+        self._work: list[Callable[[], None]] = []
+
+    def enqueue(self, work: Callable[[], None]) -> Event:
+        self._work.append(work)
+        return HeldEvent(self, len(self._work) - 1)
+
+    def run_to(self, number: int) -> None:
+        while self.ended <= number:
+            self.ended += 1
+            self._work[self.ended - 1]()
+
+    def record_event(self) -> Event:
+        return self.enqueue(lambda: None)
+
+    def wait_event(self, event: Event) -> None:
+        self.enqueue(event.wait)
+
+
+class LateDriver(ReferenceDriver):
+    def new_stream(self) -> Stream:
+        return HeldStream()
+
+
+@pytest.mark.usefixtures("_hopeful")
+def test_layers_that_run_after_the_host_has_learnt_of_the_handing_out_run_the_same_rows(handed: list[Handed]) -> None:
+    """With a fork that joins beside rows that fly: its newest token is one of those that only the plan knows."""
+    answers = []
+    for driver, drafts in ((ReferenceDriver(), 0), (LateDriver(), 3)):
+        varies = {"variable_verification": True, "verification": "coupled"} if drafts else {}
+        given = EngineOptions(num_speculative_tokens=drafts, async_scheduling=bool(drafts), **varies, **SIZES)
+        engine = build_engine_on(driver, None, given, Settings(), clock=StepClock())
+        if drafts:
+            set_costs(engine, base=1.0, per_row=0.1)
+        for number in range(3):
+            params = SamplingParams(seed=number, temperature=0.8, max_tokens=16, ignore_eos=True)
+            engine.add_request(str(number), PROMPTS[number], params)
+        last: dict[str, tuple[int, ...]] = {}
+        while engine.has_unfinished_requests():
+            last.update({each.request_id: each.outputs[0].token_ids for each in engine.step()})
+            if len(last.get("0", ())) >= 4 and "child" not in last:
+                last["child"] = ()
+                begun = len(last["0"])
+                params = SamplingParams(seed=0, temperature=0.8, max_tokens=16 - begun, ignore_eos=True)
+                engine.fork_request("0", "child", params)
+        assert last["child"] == last["0"][begun:]
+        answers.append([last[str(number)] for number in range(3)])
+    assert answers[0] == answers[1]
+    assert any(each.planned != each.verified for each in handed)
