@@ -91,7 +91,7 @@ PREFILL_KEEP_TOKENS: Final = Setting(
 ZERO_OVERHEAD_SCHEDULING: Final = Setting(
     name="DEEPINFER_ZERO_OVERHEAD_SCHEDULING",
     type="bool",
-    default="0",
+    default="1",
     effect="Plans and launches a decode step before the one before it has been read, where "
     "`LLM(async_scheduling=)` does not say. The outputs are the same.",
     choices=("0", "1"),
@@ -169,7 +169,7 @@ class Settings:
     log_level: str = "info"
     yoco_prefill_truncation_mode: str = "off"
     yoco_prefill_keep_tokens: int = 140
-    zero_overhead_scheduling: bool = False
+    zero_overhead_scheduling: bool = True
     decode_graphs: bool | None = None
     graph_interval: int = 8
     enable_mtp_varlen: bool = False
@@ -192,7 +192,7 @@ class Settings:
             log_level=reader.choice(LOG_LEVEL),
             yoco_prefill_truncation_mode=reader.choice(PREFILL_TRUNCATION_MODE),
             yoco_prefill_keep_tokens=reader.count(PREFILL_KEEP_TOKENS),
-            zero_overhead_scheduling=reader.flag(ZERO_OVERHEAD_SCHEDULING, default=False),
+            zero_overhead_scheduling=reader.flag(ZERO_OVERHEAD_SCHEDULING, default=True),
             decode_graphs=reader.flag(DECODE_GRAPHS, default=False) if reader.text(DECODE_GRAPHS) else None,
             graph_interval=reader.count(GRAPH_INTERVAL),
             enable_mtp_varlen=reader.flag(ENABLE_MTP_VARLEN, default=False),

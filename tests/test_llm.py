@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -264,35 +265,42 @@ def test_two_streams_do_not_mix(llm) -> None:
 
 
 def interrupting(llm: LLM, hook: str, number: int) -> Callable[[], None]:
-    """Interrupt the next calls at the ``number``-th passing of a hook; return what takes the trap away."""
-    worker = llm.engine._worker
+    """Interrupt the next calls at the ``number``-th passing of a hook; return what takes the trap away.
+
+    One step at a time the worker is called, planned ahead the pipeline.
+    """
+    where = "_worker" if llm.engine._pipeline is None else "_pipeline"
+    trapped = getattr(llm.engine, where)
+    before, after = ("copy", "run") if where == "_worker" else ("launch", "read")
     passed = itertools.count(1)
 
     class Trap:
         def __getattr__(self, name: str) -> Any:
-            return getattr(worker, name)
+            return partial(self.called, name) if name in (before, after) else getattr(trapped, name)
 
-        def copy(self, step: Any) -> None:
-            self.at("before launch")
-            worker.copy(step)
-
-        def run(self, *args: Any) -> Any:
-            result = worker.run(*args)
-            self.at("after read-back")
+        def called(self, name: str, *args: Any) -> Any:
+            self.at("before launch", name == before)
+            result = getattr(trapped, name)(*args)
+            self.at("after read-back", name == after)
             return result
 
-        def at(self, here: str) -> None:
-            if here == hook and next(passed) == number:
+        def at(self, here: str, is_met: bool) -> None:  # noqa: FBT001
+            if is_met and here == hook and next(passed) == number:
                 raise KeyboardInterrupt
 
-    llm.engine._worker = Trap()
-    return lambda: setattr(llm.engine, "_worker", worker)
+    setattr(llm.engine, where, Trap())
+    return lambda: setattr(llm.engine, where, trapped)
 
 
+@pytest.mark.parametrize("is_ahead", [False, True])
 @pytest.mark.parametrize("hook", ["before launch", "after read-back"])
 @pytest.mark.parametrize("number", range(1, 6))
-def test_a_call_interrupted_at_any_step_leaves_nothing_and_the_next_returns_only_its_own(hook, number) -> None:
-    llm = make(max_num_batched_tokens=16)
+def test_a_call_interrupted_at_any_step_leaves_nothing_and_the_next_returns_only_its_own(
+    hook: str,
+    number: int,
+    is_ahead: bool,  # noqa: FBT001
+) -> None:
+    llm = make(max_num_batched_tokens=16, async_scheduling=is_ahead)
     untrap = interrupting(llm, hook, number)
     prompts = [[5] * 9, "", "a text", [600], [7] * 20]
     with pytest.raises(KeyboardInterrupt):

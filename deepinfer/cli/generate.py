@@ -89,10 +89,7 @@ def generate(
     num_state_slots: Annotated[int | None, typer.Option(help="State slots; unset: from --max-num-seqs.")] = None,
     memory_utilization: Annotated[float, typer.Option(help="Share of free device memory for caches.")] = 0.9,
     num_speculative_tokens: options.Drafts = 0,
-    verification: Annotated[
-        Literal["standard", "coupled"],
-        typer.Option(help="Drafts keep the distribution of the tokens, or the very tokens of a run without."),
-    ] = "standard",
+    verification: options.Verification = "standard",
     variable_verification: Annotated[
         bool | None,
         typer.Option(

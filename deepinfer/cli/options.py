@@ -29,7 +29,7 @@ AsyncScheduling = Annotated[
     bool | None,
     typer.Option(
         "--async-scheduling/--no-async-scheduling",
-        help="Plan a decode step before the one before it was read; unset: what the environment says.",
+        help="Plan a decode step before the one before it was read; unset: what the environment says, else yes.",
     ),
 ]
 KvCacheDtype = Annotated[
@@ -37,6 +37,10 @@ KvCacheDtype = Annotated[
 ]
 
 Drafts = Annotated[int, typer.Option("--num-speculative-tokens", help="Drafts that a decode step verifies.")]
+Verification = Annotated[
+    Literal["standard", "coupled"],
+    typer.Option(help="Drafts keep the distribution of the tokens, or the very tokens of a run without."),
+]
 DecodeGraphs = Annotated[
     bool | None,
     typer.Option(

@@ -21,7 +21,7 @@ from deepinfer.engine.engine import Engine
 from deepinfer.engine.graphs.buffers import StepExtents
 from deepinfer.engine.graphs.planning import plan_graphs
 from deepinfer.engine.graphs.trial_steps import TrialSteps
-from deepinfer.engine.memory import PoolPlan, plan_pools
+from deepinfer.engine.memory import PoolPlan, draft_pool_bytes, plan_pools
 from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.speculation import ModelSpeculation, Speculation
 from deepinfer.engine.startup import Startup, measured_sizes, progress_bar, variation_problems
@@ -131,7 +131,8 @@ def build_engine_on(
         kv_cache_dtype=options.kv_cache_dtype,
         draft_stages=config.num_nextn_predict_layers if has_stages else 0,
     )
-    pool_plan = plan_pools(options, layout, driver.memory(), config.max_position_embeddings)
+    draft_bytes = draft_pool_bytes(options, draft_policy(config, options).capacity)
+    pool_plan = plan_pools(options, layout, driver.memory(), config.max_position_embeddings, draft_bytes)
     # A warning where the caller's own numbers let a request outgrow the pool.
     level = logging.WARNING if pool_plan.longest_request < pool_plan.max_model_len else logging.INFO
     _LOG.log(level, "%s", pool_plan.arithmetic)

@@ -9,11 +9,30 @@ Legend: T rows, R requests, G look-back, Z state slots, m most rows of a request
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from deepinfer.engine.step_inputs import StepInputs
 from deepinfer.scheduling.step import ScheduledStep
+
+
+class _Places(NamedTuple):
+    """Where the requests of a step stand.
+
+    Attributes:
+        flies_R: bool [R], whether the step was planned before the request's last step was read.
+        stop_R: int64 [R], the last position that it owns memory for, plus one.
+        newest_R: int64 [R], the token that it begins with where it flies: -1 if there is none; else 0.
+        cached_R: int64 [R], positions that are computed and stay.
+    """
+
+    flies_R: torch.Tensor
+    stop_R: torch.Tensor
+    newest_R: torch.Tensor
+    cached_R: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +56,11 @@ class Continuation:
         history_ZG = torch.full((num_slots, history_tokens), -1, dtype=torch.int64, device=device)
         return cls(nothing_Z.clone(), nothing_Z, history_ZG)
 
+    def room(self, step: ScheduledStep) -> torch.Tensor:
+        """Return int64 [R]: for how many drafts each request of a step has positions; none without a newest token."""
+        place = self._places(step)
+        return torch.where(place.newest_R >= 0, (place.stop_R - 1 - place.cached_R).clamp(min=0), 0)
+
     def corrected(self, step: ScheduledStep, inputs: StepInputs) -> StepInputs:
         """Return inputs in which each request that was planned ahead stands where it really does.
 
@@ -47,11 +71,8 @@ class Continuation:
             return inputs
         layout = inputs.layout
         device = layout.cached_R.device
-        flies_R = torch.from_numpy(step.in_flight_R > 0).to(device)
-        stop_R = torch.from_numpy(step.k_R.astype("int64")).to(device)
         slots_R = layout.state_slots_R
-        newest_R = torch.where(flies_R, self.newest_Z[slots_R], 0)
-        cached_R = torch.where(flies_R, self.cached_Z[slots_R], layout.cached_R)
+        flies_R, stop_R, newest_R, cached_R = self._places(step)
         first_row_R = layout.row_starts_R1[:-1]
         place_T = torch.arange(layout.rows, device=device) - first_row_R[layout.request_T]
         position_T = cached_R[layout.request_T] + place_T
@@ -70,6 +91,18 @@ class Continuation:
                 position_T=torch.minimum(position_T, stop_T - 1),
                 valid_T=valid_T,
             ),
+        )
+
+    def _places(self, step: ScheduledStep) -> _Places:
+        def moved(values: NDArray[np.generic]) -> torch.Tensor:
+            return torch.from_numpy(values).to(self.cached_Z.device)
+
+        flies_R, slots_R = moved(step.in_flight_R > 0), moved(step.state_slot_R.astype(np.int64))
+        return _Places(
+            flies_R=flies_R,
+            stop_R=moved(step.k_R.astype(np.int64)),
+            newest_R=torch.where(flies_R, self.newest_Z[slots_R], 0),
+            cached_R=torch.where(flies_R, self.cached_Z[slots_R], moved(step.cached_R.astype(np.int64))),
         )
 
     def store(self, inputs: StepInputs, token_ids_R: torch.Tensor, accepted_R: torch.Tensor) -> None:

@@ -93,7 +93,7 @@ class Engine:
         self._preemptions = 0
         self._is_torn = False
         self._is_launched = False
-        self._pipeline = None if stream is None else Pipeline(stream)
+        self._pipeline = None if stream is None else Pipeline(stream, worker.lengths)
         self._called_s = self._computed_s = 0.0
 
     @property
@@ -402,7 +402,8 @@ class Engine:
             self._settle()
         if self._scheduler.current_rows(step).any():
             lengths = self._scheduler.lengths(step)
-            drafts = pipeline.drafts(step, lengths)
+            with self._computing(step):
+                drafts = pipeline.drafts(flight, lengths)
             asked = asked_runs(step, answers, drafts, lengths, self._scheduler.due_rows(step).tolist())
             self._drafted_tokens += asked.drafted_tokens
             with self._computing(step):

@@ -95,7 +95,7 @@ class EngineOptions:
             "coupled" the very tokens of a run without drafts.
         async_scheduling: plan and launch a decode step before the one before it has been read
             (docs/async-scheduling.md); the outputs are the same. None means what DEEPINFER_ZERO_OVERHEAD_SCHEDULING
-            says, and False for a prompt engine, which has no decode steps.
+            says, which is True unless it is set, and False for a prompt engine, which has no decode steps.
         variable_verification: let each step choose how many drafts each request verifies (docs/drafts.md); None means
             what DEEPINFER_ENABLE_MTP_VARLEN says, and no.
         cost_curves: directory that keeps what variable verification measures at start; None means what
@@ -171,7 +171,7 @@ class EngineOptions:
             varies = settings.enable_mtp_varlen and self.num_speculative_tokens > 0
         ahead = self.async_scheduling
         if ahead is None:
-            ahead = settings.zero_overhead_scheduling and self.engine_type != "prompt" and not varies
+            ahead = settings.zero_overhead_scheduling and self.engine_type != "prompt"
         return replace(
             self,
             async_scheduling=ahead,
@@ -218,11 +218,6 @@ class EngineOptions:
         _check_path(problems, "cost_curves", self.cost_curves)
         if self.engine_type == "prompt" and self.async_scheduling is True:
             problems.append("engine_type='prompt' has no decode step to plan ahead; leave async_scheduling unset")
-        if self.async_scheduling is True and self.variable_verification is True:
-            problems.append(
-                "variable_verification=True chooses lengths from what the step before gave, which "
-                "async_scheduling=True has not read yet; choose one of them"
-            )
         for name in ("enable_chunked_prefill", "stop_preempted_requests"):
             _check_choice(problems, name, getattr(self, name), (True, False))
         if self.numerics == "served" and self.dtype in ("float32", "float64"):

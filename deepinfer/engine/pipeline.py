@@ -7,7 +7,8 @@ drafts) the worker takes from the device.
 
 =========== =====================================================================================================
 planned     the scheduler has given it rows and memory; nothing runs
-launched    :meth:`Pipeline.launch`: the layers are in the queue; :meth:`Pipeline.judge`: the sampling too
+launched    :meth:`Pipeline.launch`: the layers are in the queue, and before them, where lengths of verification vary,
+            the handing out of its rows; :meth:`Pipeline.judge`: the sampling too
 completed   :meth:`Pipeline.read` has waited for it
 committed   the engine has taken its tokens; memory that waited for it is free
 =========== =====================================================================================================
@@ -22,10 +23,15 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from deepinfer.accelerator import Event, Stream
 from deepinfer.engine.answers import Answer
+from deepinfer.engine.handing_out import HandedOut
 from deepinfer.engine.outputs import StepTimes
 from deepinfer.engine.readback import Results
+from deepinfer.engine.verify_lengths import VerifyLengths
 from deepinfer.engine.worker import Worker
 from deepinfer.sampling.verification import RunRequest, VerifiedRun
 from deepinfer.scheduling.step import ScheduledStep
@@ -41,14 +47,19 @@ class Flight:
         step: the step.
         answers: whose rows they are; some may have ended since.
         marks: the ends of what was handed to the queue for it.
+        handing: the end of the handing out of its rows; None where they are as planned.
+        handed: what came of that.
         begun: what its layers left for the sampling, once they have run; the worker's own affair.
         results: its results, readable when the last mark was waited for.
         error: what its work has raised; a step behind it raises the same, because it would compute with nothing.
     """
 
+    worker: Worker
     step: ScheduledStep
     answers: Sequence[Answer]
     marks: list[Event]
+    handing: Event | None = None
+    handed: HandedOut | None = None
     begun: Any = None
     results: Results | None = None
     error: BaseException | None = None
@@ -57,12 +68,16 @@ class Flight:
 class Pipeline:
     """The device's queue and the steps in it, oldest first: one between two calls of the engine, two within a call."""
 
-    def __init__(self, stream: Stream, clock: Clock = time.perf_counter) -> None:
+    def __init__(self, stream: Stream, lengths: VerifyLengths | None = None, clock: Clock = time.perf_counter) -> None:
+        """Begin with nothing in flight; ``lengths`` learn the chances that are read, None where lengths are fixed."""
         self._stream = stream
+        if lengths is not None:
+            lengths.learn_chances_from(self.chances)
         self._clock = clock
         self._flights: deque[Flight] = deque()
         # Drafts of each row of the sequence table, with the occupation that they belong to.
         self._drafts: dict[int, tuple[int, list[int]]] = {}
+        self._chances: dict[int, tuple[int, NDArray[np.float64]]] = {}
         self._waited_s = 0.0
         self._device_s: float | None = 0.0
 
@@ -78,14 +93,25 @@ class Pipeline:
     def launch(self, worker: Worker, step: ScheduledStep, answers: Sequence[Answer]) -> Flight:
         """Hand the copies and the layers of a step to the queue."""
         before = self._flights[-1] if self._flights else None
-        flight = Flight(step, answers, [])
+        flight = Flight(worker, step, answers, [])
         self._flights.append(flight)
 
-        def begin() -> None:
+        def follow() -> None:
             if before is not None and before.error is not None:
                 raise before.error
-            flight.begun = worker.begin(step, [answer.extras for answer in answers])
 
+        def hand_out() -> None:
+            follow()
+            flight.handed = worker.hand_out(step, self._stream.to_host)
+
+        def begin() -> None:
+            if flight.error is None:  # else the first mark raises it
+                follow()
+                flight.begun = worker.begin(step, [answer.extras for answer in answers], flight.handed)
+
+        if worker.hands_out(step):
+            flight.handing = self._stream.enqueue(_reporting(flight, hand_out))
+            flight.marks.append(flight.handing)
         flight.marks.append(self._stream.enqueue(_reporting(flight, begin)))
         return flight
 
@@ -101,15 +127,24 @@ class Pipeline:
 
         flight.marks.append(self._stream.enqueue(_reporting(flight, finish)))
 
-    def drafts(self, step: ScheduledStep, lengths: Sequence[int]) -> list[list[int]]:
+    def drafts(self, flight: Flight, lengths: Sequence[int]) -> list[list[int]]:
         """Return the drafts that each request of a step verifies, up to the first placeholder.
 
+        Where its rows were handed out by the device, the step learns how.
+
         Args:
-            step: the step; everything before it has been read.
+            flight: the step; everything before it has been read.
             lengths: tokens of each request: drafts behind the last planned position are none.
         """
+        step = flight.step
         if step.kind != "decode":
             return [[] for _ in lengths]
+        if flight.handing is not None:
+            begun = self._clock()
+            flight.handing.wait()  # its work comes right behind that of the step before
+            self._waited_s += self._clock() - begun
+            if flight.handed is not None:
+                step.hand_out(flight.handed.drafts_R.numpy())
         rows = zip(step.table_row_R.tolist(), step.epoch_R.tolist(), step.q_R.tolist(), step.k_R.tolist(), strict=True)
         found = []
         for (row, epoch, q, k), length in zip(rows, lengths, strict=True):
@@ -118,6 +153,16 @@ class Pipeline:
             usable = ids[:most] if owner == epoch else []
             found.append(list(takewhile(lambda token_id: token_id >= 0, usable)))
         return found
+
+    def chances(self, rows_R: NDArray[np.int64], epoch_R: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the cumulative chances [R, n] that were read last for rows; 0 where there are none of theirs."""
+        drafts = next((len(chances_n) for _, chances_n in self._chances.values()), 0)
+        chances_Rn = np.zeros((len(rows_R), drafts))
+        for number, (row, epoch) in enumerate(zip(rows_R.tolist(), epoch_R.tolist(), strict=True)):
+            owner, chances_n = self._chances.get(row, (None, None))
+            if owner == epoch and chances_n is not None:
+                chances_Rn[number] = chances_n
+        return chances_Rn
 
     def read(self) -> tuple[Flight, list[VerifiedRun]]:
         """Wait for the oldest step and return it, completed, with what each request emits.
@@ -135,10 +180,8 @@ class Pipeline:
             self._waited_s += self._clock() - begun
         self._flights.popleft()
         self._count_device_time(flight)
-        drafts = None if flight.results is None else flight.results.next_drafts()
-        if drafts is not None:
-            owners = zip(flight.step.table_row_R.tolist(), flight.step.epoch_R.tolist(), drafts, strict=True)
-            self._drafts.update({row: (epoch, ids) for row, epoch, ids in owners})
+        if flight.results is not None:
+            self._remember(flight, flight.results)
         return flight, runs
 
     def give_up(self, step: ScheduledStep) -> list[ScheduledStep]:
@@ -155,10 +198,24 @@ class Pipeline:
         self._wait_for_end(list(self._flights))
         self._flights.clear()
         self._drafts.clear()
+        self._chances.clear()
 
     def close(self) -> None:
         """End what the queue holds, its thread for one; steps in flight stay readable, and it can be used again."""
         self._stream.close()
+
+    def _remember(self, flight: Flight, results: Results) -> None:
+        """Keep what a step has drafted, and learn what it took."""
+        drafts = results.next_drafts()
+        owners = list(zip(flight.step.table_row_R.tolist(), flight.step.epoch_R.tolist(), strict=True))
+        if drafts is not None:
+            self._drafts.update({row: (epoch, ids) for (row, epoch), ids in zip(owners, drafts, strict=True)})
+        if drafts is not None and flight.worker.lengths is not None:
+            given = zip(owners, results.next_chances(), strict=True)
+            self._chances.update({row: (epoch, chances_n) for (row, epoch), chances_n in given})
+            layers_s, sampler_s = (mark.elapsed_s for mark in flight.marks[-2:])
+            if layers_s is not None and sampler_s is not None:
+                flight.worker.learn(flight.step, layers_s, sampler_s)
 
     def _wait_for_end(self, flights: Sequence[Flight]) -> None:
         for flight in flights:

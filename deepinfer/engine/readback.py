@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from deepinfer.engine.draft_tally import DraftTally
 from deepinfer.sampling.sampler import SampledStep
@@ -18,6 +19,19 @@ from deepinfer.sampling.verification import VerifiedRun, VerifiedStep
 
 Value = TypeVar("Value")
 ToHost = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class NextDrafts:
+    """What a step has drafted for the next one.
+
+    Attributes:
+        token_ids_Rn: int64 [R, n], -1 where there is none.
+        chances_Rn: float32 [R, n], cumulative chances of acceptance.
+    """
+
+    token_ids_Rn: torch.Tensor
+    chances_Rn: torch.Tensor
 
 
 class Results(Protocol):
@@ -28,6 +42,9 @@ class Results(Protocol):
 
     def next_drafts(self) -> list[list[int]] | None:
         """Return the drafts of each request's next step, placeholders included; None in an engine without drafts."""
+
+    def next_chances(self) -> NDArray[np.float64]:
+        """Return the cumulative chances [R, n] of these drafts; n is 0 in an engine without drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +74,12 @@ class Readback:
     Attributes:
         result: tokens, verdicts and log-probabilities.
         judged: what is counted of the drafts when the runs are read; None where none were verified.
-        next_drafts_Rn: int64 [R, n], what the step has drafted for the next one, -1 where there is none; None in an
-            engine without drafts.
+        drafted: what the step has drafted for the next one; None in an engine without drafts.
     """
 
     result: SampledStep | VerifiedStep
     judged: JudgedDrafts | None = None
-    next_drafts_Rn: torch.Tensor | None = None
+    drafted: NextDrafts | None = None
 
     def runs(self) -> list[VerifiedRun]:
         """Return what each request emits; to be asked once."""
@@ -76,10 +92,17 @@ class Readback:
 
     def next_drafts(self) -> list[list[int]] | None:
         """Return the drafts of each request's next step, placeholders included."""
-        if self.next_drafts_Rn is None:
+        if self.drafted is None:
             return None
-        drafts: list[list[int]] = self.next_drafts_Rn.tolist()
+        drafts: list[list[int]] = self.drafted.token_ids_Rn.tolist()
         return drafts
+
+    def next_chances(self) -> NDArray[np.float64]:
+        """Return the cumulative chances [R, n] of these drafts."""
+        if self.drafted is None:
+            return np.zeros((0, 0))
+        chances_Rn: NDArray[np.float64] = self.drafted.chances_Rn.to(torch.float64).numpy()
+        return chances_Rn
 
 
 def on_host(value: Value, to_host: ToHost) -> Value:

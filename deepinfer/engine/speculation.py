@@ -22,6 +22,7 @@ from deepinfer.accelerator.batch import StepLayout
 from deepinfer.accelerator.ops.drafting import PLACEHOLDER, DraftBlock, DraftDistributions
 from deepinfer.accelerator.ops.sampling import RowStatus, SamplingRows
 from deepinfer.cache.pools import CachePools
+from deepinfer.engine.readback import NextDrafts
 from deepinfer.engine.step_inputs import StepInputs
 from deepinfer.model.draft import DraftModel
 from deepinfer.sampling.draft_pool import DraftPool, Drafts
@@ -103,6 +104,10 @@ class Speculation:
         chances_Rn[self._epoch_Z[rows_R] != epoch_R] = 0.0
         return chances_Rn
 
+    def newest_chances(self, step: ScheduledStep) -> torch.Tensor:
+        """Return the cumulative chances [R, n] of a step's drafts, without waiting for the device."""
+        return self._pool.chances(self._claimed_slots(step))
+
     def fill_in(self, step: ScheduledStep, inputs: StepInputs) -> tuple[StepInputs, Drafts]:
         """Return the inputs with the drafts in their places, and the drafts; rows from a placeholder on are invalid."""
         drafts = self._pool.gather(self._claimed_slots(step))
@@ -117,9 +122,10 @@ class Speculation:
         valid_T = layout.valid_T & (place_T <= drafts.usable()[layout.request_T])
         return replace(inputs, ids_T=ids_T, layout=replace(layout, valid_T=valid_T)), drafts
 
-    def stored_ids(self, step: ScheduledStep) -> torch.Tensor:
-        """Return int64 [R, n], the drafts that lie ready for the requests of a step, without waiting for the device."""
-        return self._pool.gather(self._moved(step.table_row_R)).token_ids_Rn
+    def stored(self, step: ScheduledStep) -> NextDrafts:
+        """Return what lies ready for the requests of a step, without waiting for the device."""
+        drafts = self._pool.gather(self._moved(step.table_row_R))
+        return NextDrafts(drafts.token_ids_Rn, drafts.chances_Rn)
 
     def store_context(self, taps_TA: torch.Tensor | None, layout: StepLayout, pools: CachePools) -> None:
         """Remember what the target made of rows, for the rounds to come."""

@@ -31,6 +31,10 @@ class VerifyLengths:
         self.costs = costs
         self._chances = chances
 
+    def learn_chances_from(self, chances: Chances) -> None:
+        """Choose by these chances from now on: those that the host has read, where asking the device would wait."""
+        self._chances = chances
+
     def choose(
         self, rows_R: NDArray[np.int64], epoch_R: NDArray[np.int64], most_R: NDArray[np.int64]
     ) -> NDArray[np.int64]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,12 +18,14 @@ from deepinfer.cache.pools import CachePools
 from deepinfer.engine.continuation import Continuation
 from deepinfer.engine.draft_tally import DraftTally
 from deepinfer.engine.graphs.decode_steps import DecodeInputs, DecodeSteps
+from deepinfer.engine.handing_out import HandedOut, hand_out, with_drafts
 from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.readback import JudgedDrafts, Readback, Results, ToHost, on_host
 from deepinfer.engine.speculation import Speculation
 from deepinfer.engine.step_costs import Clock
 from deepinfer.engine.step_inputs import StepInputs, build_step_inputs
 from deepinfer.engine.verify_lengths import VerifyLengths
+from deepinfer.errors import InvariantError
 from deepinfer.model.transformer import GivenEmbeddings, Hidden, Transformer
 from deepinfer.model.truncation import Truncation, TruncationMode, truncate
 from deepinfer.sampling.draft_pool import Drafts
@@ -77,6 +79,13 @@ class Forwarded:
     hidden: Hidden
     last_row_R: torch.Tensor
     drafts: Drafts | None
+
+
+class _Begun(NamedTuple):
+    """A step that waits to be sampled, and the logits of its rows."""
+
+    forwarded: Forwarded
+    logits_BV: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,23 +211,46 @@ class Worker:
             logits_BV = self._logits(step, forwarded)
             projected_s = self._mark(step)
             runs = Readback(*self._sample(logits_BV, forwarded, step, requests, extras)).runs()
-            if self.lengths is not None and step.kind == "decode":
-                rows = self.decode_steps.rows_run(step.num_tokens)
-                self.lengths.costs.note(rows, projected_s - begun_s, self._clock() - projected_s)
+            self.learn(step, projected_s - begun_s, self._clock() - projected_s)
             return runs
 
-    def begin(self, step: ScheduledStep, extras: Sequence[RowExtras]) -> Any:
+    def learn(self, step: ScheduledStep, step_s: float, sampler_s: float) -> None:
+        """Remember what a decode step took, the pass with its logits, and everything after them."""
+        if self.lengths is not None and step.kind == "decode":
+            self.lengths.costs.note(self.decode_steps.rows_run(step.num_tokens), step_s, sampler_s)
+
+    def hands_out(self, step: ScheduledStep) -> bool:
+        """Whether the device decides how many drafts each request of a step verifies: lengths vary, planned ahead."""
+        return self.lengths is not None and bool(step.in_flight_R.any())
+
+    def hand_out(self, step: ScheduledStep, to_host: ToHost) -> HandedOut:
+        """Share out the rows of a step that was planned ahead, by the newest chances; nothing waits for the device."""
+        if self.speculation is None or self._continuation is None:
+            raise InvariantError(f"step {step.number} was planned ahead of no step that drafted")
+        with torch.inference_mode():
+            room_R = self._continuation.room(step)
+            total = step.num_tokens - step.num_requests
+            drafts_R = hand_out(self.speculation.newest_chances(step), room_R, total)
+            return HandedOut(with_drafts(self._inputs(step), drafts_R, self.speculation.drafts), to_host(drafts_R))
+
+    def begin(self, step: ScheduledStep, extras: Sequence[RowExtras], handed: HandedOut | None = None) -> Any:
         """Execute a step's copies and run its rows through the layers; what was assumed is put right first.
 
         Asynchronous scheduling runs this and :meth:`finish` on the device's queue. Nothing waits for the device in a
         decode step.
+
+        Args:
+            step: the step.
+            extras: what each request wants beyond tokens.
+            handed: what :meth:`hand_out` gave; None where the step's rows are as they were planned.
         """
         self.copy(step)
         with torch.inference_mode():
-            inputs = self._inputs(step)
+            inputs: StepInputs = self._inputs(step) if handed is None else handed.inputs
             if self._continuation is not None:
                 inputs = self._continuation.corrected(step, inputs)
-            return self._forward(step, extras, inputs)
+            forwarded = self._forward(step, extras, inputs)
+            return _Begun(forwarded, self._logits(step, forwarded))
 
     def finish(
         self,
@@ -237,12 +269,12 @@ class Worker:
             extras: what each request wants beyond tokens.
             to_host: copies a tensor for the host, without waiting if the device can.
         """
-        forwarded: Forwarded = begun
+        forwarded, logits_BV = begun
         with torch.inference_mode():
-            result, judged = self._sample(self._logits(step, forwarded), forwarded, step, requests, extras)
+            result, judged = self._sample(logits_BV, forwarded, step, requests, extras)
             if step.kind == "decode":
                 self._remember(forwarded.inputs, result)
-            drafts = None if self.speculation is None else self.speculation.stored_ids(step)
+            drafts = None if self.speculation is None else self.speculation.stored(step)
             return on_host(Readback(result, judged, drafts), to_host)
 
     def _remember(self, inputs: StepInputs, result: SampledStep | VerifiedStep) -> None:

@@ -59,6 +59,17 @@ class Drafts:
         return torch.where(places_n < self.usable()[:, None], self.token_ids_Rn, 0)
 
 
+def pool_bytes(*, num_slots: int, drafts: int, kept_tokens: int) -> int:
+    """Return what a pool of this size holds: ids, chances and sums of all drafts, and of each kept token id and weight.
+
+    Args:
+        num_slots: slot 0 included.
+        drafts: of a slot.
+        kept_tokens: tokens that are kept of a draft's distribution; 0 in coupled verification.
+    """
+    return num_slots * drafts * (8 + 4 + 8 + kept_tokens * (4 + 8))
+
+
 class DraftPool:
     """Tensors of P slots with n drafts each; reading and writing never wait for the device.
 

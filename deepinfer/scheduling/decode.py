@@ -17,6 +17,7 @@ from deepinfer.scheduling.roster import Roster
 from deepinfer.scheduling.sequence import Sequence
 from deepinfer.scheduling.states import Status
 from deepinfer.scheduling.step import ScheduledStep
+from deepinfer.scheduling.table import NOT_RUN, ZERO
 
 
 class DraftLengths(Protocol):
@@ -97,10 +98,14 @@ class DecodeSelection:
         return fits and self._memory.blocks.can_allocate(shortage.num_blocks)
 
     def _choose_lengths(self, rows_R: NDArray[np.int64], lengths: DraftLengths) -> None:
+        """Note the chosen lengths. A row that flies keeps memory for every draft: it may be handed others' rows."""
         table = self._memory.table
+        rows_R = rows_R[table.drafts.take(rows_R) != NOT_RUN]
         most_R = table.drafts.take(rows_R)
         chosen_R = lengths.choose(rows_R, table.epoch.take(rows_R), most_R).clip(0, most_R)
-        table.look_ahead[rows_R] = table.drafts[rows_R] = chosen_R
+        table.drafts[rows_R] = chosen_R
+        flies_R = table.in_flight.take(rows_R) > ZERO
+        table.look_ahead[rows_R] = np.where(flies_R, table.look_ahead.take(rows_R), chosen_R)
 
     def _serve_with_fewer_drafts(self) -> None:
         """Nobody loses its memory for another one's drafts: they get what the newest tokens leave.

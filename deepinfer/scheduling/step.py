@@ -70,6 +70,14 @@ class ScheduledStep:
     block_copies: tuple[CopyPair, ...]
     slot_copies: tuple[CopyPair, ...]
 
+    def hand_out(self, drafts_R: NDArray[np.int64]) -> None:
+        """Note how the rows of a step that was planned ahead were really shared out: so many drafts for each request.
+
+        The rows of all requests together stay as many as they are, and the last position of each where it is.
+        """
+        self.q_R = (drafts_R + 1).astype(np.int32)
+        self.cached_R = np.where(self.in_flight_R > 0, self.k_R - self.q_R, self.cached_R)
+
     @property
     def num_requests(self) -> int:
         """Requests of the step."""

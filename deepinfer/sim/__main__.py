@@ -35,6 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
         action=argparse.BooleanOptionalAction,
         help="plan steps ahead in every life, or in none (default: half of the seeds do)",
     )
+    parser.add_argument(
+        "--drafts", type=_at_least(0), help="drafts of a step in every life (default: each seed its own number)"
+    )
     chosen = parser.parse_args(arguments)
     # Tiny pools are the point here; their warnings are not news.
     logger = logging.getLogger("deepinfer")
@@ -46,9 +49,9 @@ def main(arguments: list[str] | None = None) -> int:
             model = make_simulated_model(Path(folder) / "model") if chosen.oracle else None
             seeds = range(chosen.seed, chosen.seed + chosen.seeds)
             for seed in tqdm(seeds, desc="living", unit="life", disable=chosen.seeds == 1):
-                report = live(seed, chosen.steps, model, async_scheduling=chosen.async_scheduling)
+                report = live(seed, chosen.steps, model, drafts=chosen.drafts, async_scheduling=chosen.async_scheduling)
                 reports.append(report)
-                _tell_problems(report, chosen.steps, oracle=chosen.oracle)
+                _tell_problems(report, chosen)
     except KeyboardInterrupt:
         return 130
     except DeepInferError as error:
@@ -70,13 +73,16 @@ def _at_least(least: int) -> Callable[[str], int]:
     return whole_number
 
 
-def _tell_problems(report: LifeReport, steps: int, *, oracle: bool) -> None:
+def _tell_problems(report: LifeReport, chosen: argparse.Namespace) -> None:
     for problem in report.problems:
         sys.stdout.write(f"seed {report.seed}: {problem}\n")
     if report.problems:
-        sys.stdout.write(
-            f"replay: python -m deepinfer.sim --seed {report.seed} --steps {steps}{' --oracle' if oracle else ''}\n"
-        )
+        words = ["--seed", report.seed, "--steps", chosen.steps, *(["--oracle"] if chosen.oracle else [])]
+        if chosen.async_scheduling is not None:
+            words.append("--async-scheduling" if chosen.async_scheduling else "--no-async-scheduling")
+        if chosen.drafts is not None:
+            words += ["--drafts", chosen.drafts]
+        sys.stdout.write(f"replay: python -m deepinfer.sim {' '.join(map(str, words))}\n")
 
 
 def _tell_summary(reports: list[LifeReport]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
+from deepinfer.engine.handing_out import HandedOut
 from deepinfer.engine.readback import Results, ToHost
 from deepinfer.engine.worker import RowExtras, Worker
 from deepinfer.errors import DeepInferError
@@ -44,10 +45,15 @@ class FailingWorker(Worker):
         self._fail_at(FaultPlace.AFTER)
         return runs
 
-    def begin(self, step: ScheduledStep, extras: Sequence[RowExtras]) -> Any:
+    def hand_out(self, step: ScheduledStep, to_host: ToHost) -> HandedOut:
+        """Share out the rows of a step, or fail before that."""
+        self._fail_at(FaultPlace.BEFORE)
+        return super().hand_out(step, to_host)
+
+    def begin(self, step: ScheduledStep, extras: Sequence[RowExtras], handed: HandedOut | None = None) -> Any:
         """Begin a step, or fail before anything of it was done."""
         self._fail_at(FaultPlace.BEFORE)
-        return super().begin(step, extras)
+        return super().begin(step, extras, handed)
 
     def finish(
         self,

@@ -14,6 +14,12 @@ from deepinfer.sampling.verify_budget import CostCurve
 from deepinfer.sim.faults import FailingWorker
 
 
+def lots(step: int, rows_R: NDArray[np.int64], epoch_R: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return a number for each row of a step that looks like any."""
+    names = [f"{step}:{row}:{epoch}" for row, epoch in zip(rows_R, epoch_R, strict=True)]
+    return np.array([zlib.crc32(name.encode()) for name in names], dtype=np.int64)
+
+
 class ErraticLengths(VerifyLengths):
     """Chooses by lot, for each request and step."""
 
@@ -27,9 +33,7 @@ class ErraticLengths(VerifyLengths):
     ) -> NDArray[np.int64]:
         """Return anything from none to one more than there is room for."""
         self._steps += 1
-        names = [f"{self._steps}:{row}:{epoch}" for row, epoch in zip(rows_R, epoch_R, strict=True)]
-        lots_R = np.array([zlib.crc32(name.encode()) for name in names], dtype=np.int64)
-        return lots_R % (most_R + 2)
+        return lots(self._steps, rows_R, epoch_R) % (most_R + 2)
 
 
 class VaryingWorker(FailingWorker):

@@ -23,7 +23,7 @@ class Scenario:
         fault_chance: chance, per step, that the driver fails in it.
         slow_chance: chance, per step, that the step takes a hundred times as long.
         end_one_in: one token in so many is the end token; 0 for none.
-        varies: drafts are verified in lengths that are drawn by lot for each request and step, unless planned ahead.
+        varies: drafts are verified in lengths that are drawn by lot for each request and step.
     """
 
     seed: int
@@ -89,5 +89,5 @@ class Scenario:
 
     @property
     def verifies_by_lot(self) -> bool:
-        """Whether lengths vary: never planned ahead, where nobody knows yet what they are chosen from."""
-        return self.varies and not self.options.async_scheduling
+        """Whether lengths vary."""
+        return self.varies and self.options.num_speculative_tokens > 0

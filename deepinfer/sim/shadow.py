@@ -15,6 +15,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from deepinfer.accelerator import registry
@@ -22,6 +23,7 @@ from deepinfer.accelerator.ops.sampling import RowStatus
 from deepinfer.cache.layout import CacheLayout
 from deepinfer.engine.build import plan_ops, scheduler_config
 from deepinfer.engine.engine import Engine
+from deepinfer.engine.handing_out import HandedOut
 from deepinfer.engine.memory import PoolPlan, plan_pools
 from deepinfer.engine.readback import Results, ToHost
 from deepinfer.engine.worker import RowExtras, WorkerCounts
@@ -31,10 +33,11 @@ from deepinfer.model.roles import derive_roles
 from deepinfer.sampling.sampler import SampledRow
 from deepinfer.sampling.verification import RunRequest, VerifiedRun
 from deepinfer.scheduling.step import ScheduledStep
+from deepinfer.scheduling.table import NO_TOKEN
 from deepinfer.settings import Settings
 from deepinfer.sim.drafter import scripted
 from deepinfer.sim.faults import FailingWorker, FaultPlace
-from deepinfer.sim.lengths import ErraticLengths
+from deepinfer.sim.lengths import ErraticLengths, lots
 from deepinfer.sim.scenario import Scenario
 
 _POSITION_STRIDE = np.uint64(0x9E3779B97F4A7C15)
@@ -56,6 +59,7 @@ class _ShadowResults(NamedTuple):
 
     emitted: list[VerifiedRun]
     drafts: list[list[int]]
+    num_drafts: int
 
     def runs(self) -> list[VerifiedRun]:
         """Return what each request emits."""
@@ -64,6 +68,10 @@ class _ShadowResults(NamedTuple):
     def next_drafts(self) -> list[list[int]] | None:
         """Return the drafts of each request's next step."""
         return self.drafts
+
+    def next_chances(self) -> NDArray[np.float64]:
+        """Return nothing: lengths that are drawn by lot listen to no chances."""
+        return np.zeros((len(self.drafts), self.num_drafts))
 
 
 class ShadowWorker(FailingWorker):
@@ -105,11 +113,28 @@ class ShadowWorker(FailingWorker):
         self._fail_at(FaultPlace.AFTER)
         return runs
 
-    def begin(self, step: ScheduledStep, extras: Sequence[RowExtras]) -> _Written:  # noqa: ARG002
+    def hand_out(self, step: ScheduledStep, to_host: ToHost) -> HandedOut:
+        """Share out the rows of a step by lot: what is emitted must not depend on it."""
+        self._fail_at(FaultPlace.BEFORE)
+        places = np.repeat(np.arange(step.num_requests), self._num_drafts)
+        luck = np.random.default_rng(lots(step.number, step.table_row_R, step.epoch_R)).permutation(len(places))
+        taken = places[luck[: step.num_tokens - step.num_requests]]
+        drafts_R = np.bincount(taken, minlength=step.num_requests)
+        return HandedOut(_with_drafts(step, drafts_R), to_host(torch.from_numpy(drafts_R)))
+
+    def learn(self, step: ScheduledStep, step_s: float, sampler_s: float) -> None:
+        """Learn nothing: a shadow's steps cost nothing."""
+
+    def begin(
+        self,
+        step: ScheduledStep,
+        extras: Sequence[RowExtras],  # noqa: ARG002
+        handed: HandedOut | None = None,
+    ) -> _Written:
         """Copy, and write the step's ids where each request really stands."""
         self.copy(step)
         self._fail_at(FaultPlace.BEFORE)
-        true_step = self._corrected(step)
+        true_step = self._corrected(step if handed is None else handed.inputs)
         return _Written(true_step, self._write_all(true_step))
 
     def finish(
@@ -132,7 +157,7 @@ class ShadowWorker(FailingWorker):
                 computed = int(true_step.cached_R[number]) + 1 + run.accepted
                 self._progress[int(true_step.state_slot_R[number])] = (computed, run.rows[-1].token_id)
         self._fail_at(FaultPlace.AFTER)
-        return _ShadowResults(runs, following)
+        return _ShadowResults(runs, following, self._num_drafts)
 
     def _corrected(self, step: ScheduledStep) -> ScheduledStep:
         """Return the step as it really is: without rejected drafts, with its newest tokens and look-backs."""
@@ -144,11 +169,11 @@ class ShadowWorker(FailingWorker):
                 rows[number], q_R[number] = rows[number][:0], 0  # it has ended, or has no position left
                 continue
             cached_R[number] = cached
-            q_R[number] = min(int(q_R[number]), int(step.k_R[number]) - cached)
-            rows[number] = np.array([newest, *rows[number][1 : q_R[number]]], np.int64)
+            rows[number] = np.array([newest, *rows[number][1:]], np.int64)
             known = self._history(step, number, cached)[::-1][: history_RG.shape[1]]
             history_RG[number, : len(known)] = known
-        ids_T = np.concatenate(rows)
+        q_R = np.minimum(q_R, np.maximum(step.k_R - cached_R, 0))
+        ids_T = np.concatenate([ids[:q] for ids, q in zip(rows, q_R.tolist(), strict=True)])
         return replace(step, cached_R=cached_R, q_R=q_R, k_R=cached_R + q_R, input_ids_T=ids_T, history_RG=history_RG)
 
     def _write_all(self, step: ScheduledStep) -> list[list[int]]:
@@ -302,6 +327,16 @@ def build_shadow_engine(config: ModelConfig, scenario: Scenario) -> tuple[Engine
     stream = driver.new_stream() if options.async_scheduling else None
     engine = Engine(config, options, pools, scheduler_config(config, options, pools), worker, plan, None, stream)
     return engine, rule
+
+
+def _with_drafts(step: ScheduledStep, drafts_R: NDArray[np.int64]) -> ScheduledStep:
+    """Return a copy of a step whose requests have one row, that of their newest token, and so many more."""
+    handed = replace(step)
+    handed.hand_out(drafts_R)
+    first_R = np.cumsum(step.q_R) - step.q_R
+    rows = [[step.input_ids_T[first], *[NO_TOKEN] * drafts] for first, drafts in zip(first_R, drafts_R, strict=True)]
+    handed.input_ids_T = np.concatenate(rows).astype(np.int64)
+    return handed
 
 
 def _mixed(ids: NDArray[np.int64], start: int) -> NDArray[np.uint64]:

@@ -12,6 +12,7 @@ import pytest
 from deepinfer.bench.drafts import DraftsSettings, SetAcceptance, compare_drafts
 from deepinfer.bench.generation import GenerationSettings
 from deepinfer.bench.model import model_source
+from deepinfer.engine.options import EngineKeywords
 from deepinfer.errors import ArgumentError
 from deepinfer.settings import Settings
 from deepinfer_cpu_ref import Driver
@@ -20,11 +21,17 @@ GENERATION = GenerationSettings(batch_sizes=(2,), prompt_tokens=4, output_tokens
 SMALL = ["--batch-sizes", "1", "--prompt-tokens", 4, "--output-tokens", 5, "--repeats", 1]
 
 
-def compared(clock: Callable[[], float], **options: Any) -> Any:
+def compared(clock: Callable[[], float], *, is_ahead: bool = False, **options: Any) -> Any:
+    """Compare, one step at a time unless asked for otherwise."""
     settings = DraftsSettings(GENERATION, **options)
+    keywords = EngineKeywords(async_scheduling=is_ahead)
     ticks = []
+
+    def tick() -> None:
+        ticks.append(1)
+
     with model_source(None) as source:
-        report = compare_drafts(source, Driver(), settings, Settings(), clock=clock, tick=lambda: ticks.append(1))
+        report = compare_drafts(source, Driver(), settings, Settings(), keywords=keywords, clock=clock, tick=tick)
     assert len(ticks) == settings.all_runs
     return report
 
@@ -37,6 +44,12 @@ def test_drafts_that_are_all_right_make_a_token_a_row_and_wrong_ones_make_one_a_
     assert right[0].accepted_by_place == ()
     wrong = compared(step_clock, drafts=(2,), acceptance=0.0).results
     assert [(each.tokens_per_step, each.accepted_by_place) for each in wrong] == [(1.0, (0.0, 0.0))]
+
+
+def test_planned_ahead_requests_that_end_within_a_run_of_drafts_run_once_more_for_nothing(step_clock: Any) -> None:
+    (ahead,) = compared(step_clock, is_ahead=True, drafts=(2,), acceptance=1.0).results
+    assert ahead.tokens_per_step == 2.0  # 3, 3, the last 2, and nothing
+    assert ahead.accepted_by_place == (1.0, 1.0)
 
 
 def test_steps_that_choose_verify_everything_where_rows_cost_nothing(step_clock: Any) -> None:

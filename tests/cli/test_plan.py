@@ -91,3 +91,14 @@ def test_an_unknown_fallback_is_refused(run: Run, monkeypatch: pytest.MonkeyPatc
     ran = run("plan", "--accelerator", "cpu_ref")
     assert ran.status == 1
     assert "linear.dense" in ran.err
+
+
+def test_the_plan_says_what_drafts_take(run: Run) -> None:
+    """Each of 5 drafts of 77 slots: id, chance and sum, and 1,024 kept tokens with their weights."""
+    asked = ["plan", "--accelerator", "cpu_ref", "--num-speculative-tokens", "5"]
+    assert (
+        "draft_pool       77 state slots x 5 drafts x 12,308 B = 4,738,580 B, of the memory budget\n" in run(*asked).out
+    )
+    made = json.loads(run(*asked, "--verification", "coupled", "--num-state-slots", "10", "--json").out)["draft_pool"]
+    assert made == {"state_slots": 10, "drafts": 5, "verification": "coupled", "bytes": 10 * 5 * 20}
+    assert "draft_pool       no drafts\n" in run("plan", "--accelerator", "cpu_ref").out

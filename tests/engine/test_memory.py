@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
+import torch
 
 from deepinfer.accelerator import MemoryInfo
 from deepinfer.cache.layout import CacheLayout
-from deepinfer.engine.memory import plan_pools
+from deepinfer.engine.memory import draft_pool_bytes, plan_pools
 from deepinfer.engine.options import EngineOptions
 from deepinfer.errors import ConfigurationError
 from deepinfer.model.roles import derive_roles
+from deepinfer.sampling.draft_pool import DraftPool
 from deepinfer_conformance.drivers import NullDriver
 
 LIMIT = 512
@@ -125,3 +128,19 @@ def test_the_engine_owns_what_was_planned(drive) -> None:
     assert (stats.free_blocks, stats.free_state_slots) == (stats.usable_blocks, stats.usable_state_slots)
     assert pools.block_bytes_Nb.nbytes + pools.slot_bytes_Zb.nbytes <= 0.9 * (1 << 20)
     assert pools.block_bytes_Nb.nbytes + pools.slot_bytes_Zb.nbytes > 0.9 * (1 << 20) - pools.layout.block_bytes
+
+
+def test_drafts_take_their_part_of_the_budget_and_are_told(layout) -> None:
+    options = EngineOptions(num_state_slots=4, max_num_seqs=3, num_speculative_tokens=2, block_size=4)
+    drafts = draft_pool_bytes(options, 8)
+    assert drafts == DraftPool(num_slots=4, drafts=2, kept_tokens=8, device=torch.device("cpu")).nbytes
+    assert draft_pool_bytes(replace(options, verification="coupled"), 8) == 4 * 2 * 20
+    free = 4 * layout.slot_bytes + 7 * layout.block_bytes
+    options = replace(options, memory_utilization=1.0)
+    planned = [plan_pools(options, layout, MemoryInfo(free, free), LIMIT, taken) for taken in (0, drafts)]
+    assert planned[0].num_blocks - planned[1].num_blocks == -(-drafts // layout.block_bytes)
+    assert f", drafts {drafts:,} B;" in planned[1].arithmetic
+    assert "drafts" not in planned[0].arithmetic
+    short = MemoryInfo(free, free)
+    with pytest.raises(ConfigurationError, match=f"and {drafts:,} bytes of drafts need"):
+        plan_pools(replace(options, num_blocks=7), layout, short, LIMIT, drafts)

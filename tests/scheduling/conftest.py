@@ -56,10 +56,11 @@ def mixed_drafts(request_id: str, position: int) -> bool:
 class TapeWorker:
     """Runs steps on remembered memory: a digest per position in the blocks, and a ring of digests per state slot."""
 
-    def __init__(self, config: SchedulerConfig, is_right: Callable[[str, int], bool]) -> None:
+    def __init__(self, config: SchedulerConfig, is_right: Callable[[str, int], bool], *, varies: bool = False) -> None:
         self.config = config
         self.ring = WINDOW + config.num_speculative_tokens + 1
         self.is_right = is_right
+        self.varies = varies
         self.blocks: dict[tuple[int, int], int] = {}
         self.slots: dict[tuple[int, int], tuple[int, int]] = {}
         # What the next step of each slot begins with: positions that are computed, and the newest token.
@@ -104,7 +105,9 @@ class TapeWorker:
             assert input_ids == [-1] * q
             assert set(step.history_RG[index].tolist()) == {-1}
             cached, newest = self.progress[slot]
-            assert k - q - int(step.in_flight_R[index]) < cached
+            # Where lengths vary a request owns memory for all drafts, however few rows it was planned with.
+            most = max(q - 1, self.config.num_speculative_tokens if self.varies else 0)
+            assert k - 1 - most - int(step.in_flight_R[index]) < cached
             input_ids = [newest, *input_ids[1:]][: max(k - cached, 0)]
             if not input_ids:  # the step before has ended it at the last position of all
                 return [0]
@@ -166,7 +169,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.config, lengths=self.lengths)
-        self.worker = TapeWorker(self.config, self.is_right)
+        self.worker = TapeWorker(self.config, self.is_right, varies=self.lengths is not None)
         self.free = (self.scheduler.free_blocks, self.scheduler.free_state_slots)
 
     def add(self, request_id: str, prompt: int | list[int], max_tokens: int = 16, **options: Any) -> Sequence:

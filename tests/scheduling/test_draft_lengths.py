@@ -92,3 +92,46 @@ def test_a_request_near_its_limit_is_offered_no_more_than_there_are_positions(ma
     bench.drain()
     assert len(bench.emitted["a"]) == 3
     assert lengths.most == 1
+
+
+def test_planned_ahead_a_request_owns_memory_for_every_draft_that_it_may_be_handed(make_bench: Make) -> None:
+    """The host plans two drafts, by older chances; the device may give the request up to five."""
+    bench = make_bench(num_speculative_tokens=5, async_scheduling=True, lengths=Constant(2), is_right=lambda *_: False)
+    sequence = bench.add("a", 7, max_tokens=20)
+    planned = []
+
+    def note(step: Any) -> None:
+        planned.append((step.kind, *(int(each[0]) for each in (step.in_flight_R, step.q_R, step.k_R))))
+        assert sequence.num_blocks * 4 >= step.k_R[0]
+
+    for _ in range(4):
+        bench.step(between=note)
+    # Behind the newest token stand what is in flight and five drafts; nothing is in flight behind a prompt.
+    assert planned == [("prefill", 0, 7, 7), ("decode", 0, 3, 10), ("decode", 3, 3, 16), ("decode", 3, 3, 17)]
+
+
+def test_what_was_handed_out_is_what_the_next_plan_counts_with(make_bench: Make) -> None:
+    bench = make_bench(num_speculative_tokens=5, async_scheduling=True, lengths=Constant(2), is_right=lambda *_: False)
+    bench.add("a", 7, max_tokens=20)
+    planned = []
+
+    def hand_out(step: Any) -> None:
+        if step.in_flight_R[0]:
+            step.hand_out(np.array([4]))
+            assert (int(step.q_R[0]), int(step.cached_R[0]), int(step.k_R[0])) == (5, step.k_R[0] - 5, step.k_R[0])
+        planned.append(int(step.in_flight_R[0]))
+
+    for _ in range(4):
+        bench.step(between=hand_out)
+    assert planned == [0, 0, 3, 5]
+
+
+@pytest.mark.parametrize("blocks", [64, 15, 13])
+def test_erratic_lengths_planned_ahead_change_no_token(make_bench: Make, reference: Reference, blocks: int) -> None:
+    lengths = Erratic()
+    bench = make_bench(num_speculative_tokens=5, async_scheduling=True, num_blocks=blocks, lengths=lengths)
+    prompts = {
+        name: bench.add(name, 5 + nth, max_tokens=24).prompt_token_ids.tolist() for nth, name in enumerate("abcd")
+    }
+    bench.drain()
+    assert {name: bench.emitted[name] for name in prompts} == {name: reference(prompts[name], 24) for name in prompts}

@@ -114,8 +114,11 @@ def test_the_command_names_the_seed_that_went_wrong(
     monkeypatch.setattr(ShadowWorker, "_read", lambda self, step, number, length: 5)
     assert main(["--seed", "3", "--steps", "20"]) == 1
     told = capsys.readouterr().out
-    assert "replay: python -m deepinfer.sim --seed 3 --steps 20" in told
+    assert "replay: python -m deepinfer.sim --seed 3 --steps 20\n" in told
     assert "the oracle says" in told
+    assert main(["--seed", "3", "--steps", "20", "--no-async-scheduling", "--drafts", "2"]) == 1
+    replayed = "replay: python -m deepinfer.sim --seed 3 --steps 20 --no-async-scheduling --drafts 2\n"
+    assert replayed in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [["--seeds", "0"], ["--steps", "x"], ["--nonsense"]])
@@ -129,6 +132,14 @@ def test_bad_arguments_are_refused(arguments: list[str], capsys: pytest.CaptureF
 def test_lives_whose_steps_are_planned_ahead_go_well() -> None:
     for seed in range(12):
         assert live(seed, STEPS, async_scheduling=True).problems == [], f"--seed {seed} --async-scheduling"
+
+
+@pytest.mark.parametrize("drafts", [0, 1, 5])
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_a_life_emits_what_the_oracle_says_with_every_number_of_drafts(drafts: int, is_ahead: bool) -> None:  # noqa: FBT001
+    for seed in range(200, 206):
+        report = live(seed, 30, drafts=drafts, async_scheduling=is_ahead)
+        assert report.problems == [], f"--seed {seed} --steps 30 --drafts {drafts}"
 
 
 def test_half_of_the_lives_plan_ahead_and_a_seed_is_otherwise_the_same_life() -> None:
