@@ -20,8 +20,9 @@ from deepinfer.engine.pipeline import Pipeline
 from deepinfer.engine.request_table import RequestTable
 from deepinfer.engine.runs import asked_runs, taken_runs
 from deepinfer.engine.worker import LogitsRequest, RowExtras, Worker
-from deepinfer.errors import ArgumentError, InvariantError
+from deepinfer.errors import ArgumentError, InvariantError, RankFailedError
 from deepinfer.model.config import ModelConfig
+from deepinfer.parallel.ranks.groups import RankGroups
 from deepinfer.sampling.grammar import GrammarCompiler
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.sampling.prompt import PromptLogProbabilities
@@ -53,6 +54,7 @@ class Engine:
         options: the engine's options.
         plan: who computes each op.
         tokenizer: None when the checkpoint has none; then prompts are ids and texts stay empty.
+        rules: what is refused.
     """
 
     def __init__(
@@ -65,8 +67,13 @@ class Engine:
         plan: Plan,
         tokenizer: Tokenizer | None,
         stream: Stream | None = None,
+        ranks: RankGroups | None = None,
     ) -> None:
-        """Put an engine together; ``stream`` is the device's queue for asynchronous scheduling, None for none of it."""
+        """Put an engine together.
+
+        ``stream`` is the device's queue for asynchronous scheduling, None for none of it. ``ranks`` are the groups of
+        an engine that runs its steps together with others, None for one alone.
+        """
         self.config = config
         self.options = options
         self.plan = plan
@@ -74,8 +81,9 @@ class Engine:
         self._pools = pools
         self._worker = worker
         self._scheduler_config = scheduler_config
-        self._scheduler = Scheduler(scheduler_config, lengths=worker.lengths)
-        self._rules = AdmissionRules(
+        self._ranks = ranks
+        self._scheduler = self._new_scheduler()
+        self.rules = AdmissionRules(
             config,
             pools.max_model_len,
             has_tokenizer=tokenizer is not None,
@@ -162,7 +170,7 @@ class Engine:
         history = () if parent is None or problems else parent.history
         submission = Submission.read(child_id, history, params)
         problems += fork_problems(submission.params)
-        problems += self._rules.refusals(submission) if history else submission.params.problems(self.config.vocab_size)
+        problems += self.rules.refusals(submission) if history else submission.params.problems(self.config.vocab_size)
         if parent is None or problems:
             raise ArgumentError(f"fork of {parent_id!r}", problems)
         self._table.refuse_duplicates([child_id])
@@ -251,7 +259,7 @@ class Engine:
         mask = () if image_mask is None else read_mask(image_mask)
         submission = Submission.read(request_id, ids, _LOGITS_PARAMS, image_spans=spans_of(mask))
         num_ids = len(submission.prompt_token_ids)
-        problems = list(self._rules.refusals(submission))
+        problems = list(self.rules.refusals(submission))
         if image_mask is not None and len(mask) != num_ids:
             problems.append(f"image_mask has {len(mask)} flags for {num_ids} ids")
         if self.options.is_prefill_truncated:
@@ -324,7 +332,7 @@ class Engine:
     def _admit(self, submission: Submission, logits: LogitsRequest | None = None) -> None:
         self._repair()
         request_id, ids, params = submission.request_id, submission.prompt_token_ids, submission.params
-        refusals = self._rules.refusals(submission)
+        refusals = self.rules.refusals(submission)
         self._table.refuse_duplicates([request_id] if refusals else [request_id, *sequence_ids(request_id, params.n)])
         if refusals:
             request = Request(submission, (), RowExtras(), refusal="; ".join(refusals))
@@ -371,7 +379,7 @@ class Engine:
         step = self._last_step = self._scheduler.schedule()
         self._steps += 1
         if step.kind == "empty":  # it carries no copies either
-            self._forms.wait(_LONGEST_WAIT_S)
+            self._stand_by()
             return
         answers = self._answers(step)
         with self._computing(step):
@@ -392,8 +400,8 @@ class Engine:
         step = self._last_step = self._scheduler.schedule(self._settle)
         self._steps += 1
         if step.kind == "empty":
-            if not self._settle():
-                self._forms.wait(_LONGEST_WAIT_S)
+            if not self._settle() or self._ranks is not None:
+                self._stand_by()
             return
         answers = self._answers(step)
         with self._computing(step):
@@ -410,6 +418,13 @@ class Engine:
         if step.kind == "prefill" or not self._scheduler.has_unfinished():
             self._settle()
 
+    def _stand_by(self) -> None:
+        """Spend a step without rows: wait for a form, or take part in the step of the other ranks."""
+        if self._ranks is None:
+            self._forms.wait(_LONGEST_WAIT_S)
+        else:
+            self._worker.stand_by()
+
     def _settle(self) -> bool:
         """Wait for the oldest step in flight and commit it; False if there is none."""
         pipeline = self._pipeline
@@ -419,6 +434,10 @@ class Engine:
             flight, runs = pipeline.read()
         self._commit(flight.step, flight.answers, runs)
         return True
+
+    def _new_scheduler(self) -> Scheduler:
+        votes = None if self._ranks is None else self._ranks.votes
+        return Scheduler(self._scheduler_config, votes, self._worker.lengths)
 
     def _answers(self, step: ScheduledStep) -> list[Answer]:
         return [self._table.answer(sequence.request_id) for sequence in step.sequences]
@@ -486,10 +505,12 @@ class Engine:
         """End every request and begin with a fresh scheduler if an earlier call was cut off half-way."""
         # While a step computes its mark is set, and calls that come from inside find the books in order.
         if self._is_torn and not self._is_launched:
+            if self._ranks is not None:  # a fresh scheduler would vote otherwise than those of the other ranks
+                raise RankFailedError([self._ranks.rank], "a call was cut off while it kept its books")
             self._table.abort_all("the engine was interrupted while it kept its books; every request was given up")
             self._forms.clear()
             if self._pipeline is not None:
                 self._pipeline.abandon()
-            self._scheduler = Scheduler(self._scheduler_config, lengths=self._worker.lengths)
+            self._scheduler = self._new_scheduler()
             self._worker.forget()
             self._is_torn = False

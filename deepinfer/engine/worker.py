@@ -207,6 +207,11 @@ class Worker:
                 self.lengths.costs.note(rows, projected_s - begun_s, self._clock() - projected_s)
             return runs
 
+    def stand_by(self) -> None:
+        """Take part in a step of other ranks without a row of one's own."""
+        with torch.inference_mode():
+            self._transformer.stand_by()
+
     def begin(self, step: ScheduledStep, extras: Sequence[RowExtras]) -> Any:
         """Execute a step's copies and run its rows through the layers; what was assumed is put right first.
 
