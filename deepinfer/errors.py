@@ -24,6 +24,10 @@ class ProblemsError(DeepInferError):
         count = len(self.problems)
         super().__init__(f"{what}: {count} problem{'' if count == 1 else 's'}\n{lines}")
 
+    def __reduce__(self) -> tuple[type[ProblemsError], tuple[str, tuple[str, ...]]]:
+        """Come out of another process as what went in."""
+        return type(self), (self.what, self.problems)
+
 
 class ConfigurationError(ProblemsError):
     """A model or engine configuration is unknown, contradictory or cannot be served."""
@@ -67,6 +71,24 @@ class OpRefusedError(DeepInferError):
 
 class DeterminismError(DeepInferError):
     """A repeatability level was asked for that the driver cannot prove on this machine."""
+
+
+class RankFailedError(DeepInferError):
+    """A rank of a group raised, died or fell silent; the group was given up, and with it every request.
+
+    Attributes:
+        ranks: their numbers, ascending; empty where it cannot be told.
+    """
+
+    def __init__(self, ranks: Iterable[int], why: str) -> None:
+        self.ranks = tuple(sorted(ranks))
+        self.why = why
+        who = f"rank {', '.join(map(str, self.ranks))}" if self.ranks else "a rank that cannot be told"
+        super().__init__(f"the ranks were given up because of {who}: {why}")
+
+    def __reduce__(self) -> tuple[type[RankFailedError], tuple[tuple[int, ...], str]]:
+        """Come out of another process as what went in."""
+        return type(self), (self.ranks, self.why)
 
 
 class DuplicateRequestError(DeepInferError):

@@ -16,10 +16,14 @@ from deepinfer.engine.build import build_engine
 from deepinfer.engine.engine import Engine
 from deepinfer.engine.options import EngineKeywords, EngineOptions
 from deepinfer.engine.outputs import RequestOutput
+from deepinfer.engine.ranks.front import LocalRanks
+from deepinfer.engine.ranks.launched import LaunchedEngine
 from deepinfer.errors import ArgumentError, TokenizerError
 from deepinfer.sampling.params import SamplingParams
+from deepinfer.settings import LaunchedRank, Settings
 from deepinfer.tokenizer import Tokenizer
 
+ServingEngine = Engine | LocalRanks | LaunchedEngine
 Prompt = str | Sequence[int] | Mapping[str, object]
 
 
@@ -46,7 +50,7 @@ class LLM:
         **options: Unpack[EngineKeywords],
     ) -> None:
         _require_types(model, accelerator)
-        self._wrap(build_engine(model, accelerator, EngineOptions.from_keywords(options)))
+        self._wrap(_build(model, accelerator, EngineOptions.from_keywords(options)))
 
     @classmethod
     def from_engine(cls, engine: Engine) -> LLM:
@@ -55,18 +59,40 @@ class LLM:
         llm._wrap(engine)
         return llm
 
-    def _wrap(self, engine: Engine) -> None:
+    def _wrap(self, engine: ServingEngine) -> None:
         self._engine = engine
         self._ids = itertools.count()
         self._over: list[str] = []
 
     @property
     def engine(self) -> Engine:
-        """The engine underneath, for driving it step by step."""
-        return self._engine
+        """The engine underneath, for driving it step by step.
+
+        Raises:
+            ArgumentError: there are many ranks; then :attr:`ranks` drives them.
+        """
+        if isinstance(self._engine, LocalRanks):
+            raise ArgumentError("engine", [f"there are {self._engine.world_size} ranks; llm.ranks drives them"])
+        return self._engine.engine if isinstance(self._engine, LaunchedEngine) else self._engine
+
+    @property
+    def ranks(self) -> LocalRanks | None:
+        """The ranks of this machine, to be driven step by step like an engine; None where there is one."""
+        return self._engine if isinstance(self._engine, LocalRanks) else None
+
+    @property
+    def rank(self) -> int:
+        """This process's number among those that a launcher has started, 0 without one.
+
+        All of them make the same calls and get the same terminal records; rank 0 is the one to write them down.
+        """
+        return self._engine.rank if isinstance(self._engine, LaunchedEngine) else 0
 
     def close(self) -> None:
-        """End the processes that the engine started, the compiler of structured output; it can be used again."""
+        """End the processes that the engine started: the compiler of structured output, and ranks.
+
+        One engine can be used again; many ranks of this machine cannot.
+        """
         self._engine.close()
 
     def get_tokenizer(self) -> Tokenizer | None:
@@ -97,7 +123,8 @@ class LLM:
         """
         prepared = self._prepare(prompts, sampling_params)
         results: dict[str, RequestOutput] = {}
-        with tqdm(total=len(prepared), desc="generating", unit="request", disable=not use_tqdm) as bar:
+        is_silent = not use_tqdm or self.rank != 0
+        with tqdm(total=len(prepared), desc="generating", unit="request", disable=is_silent) as bar:
             for output in self._run(prepared):
                 if output.finished:
                     results[output.request_id] = output
@@ -127,6 +154,8 @@ class LLM:
             ArgumentError: with every reason why they cannot be computed.
             TypeError: the ids are no integers.
         """
+        if isinstance(self._engine, LocalRanks | LaunchedEngine):
+            raise ArgumentError("logits", ["they are computed by an engine of one rank; use data_parallel_size=1"])
         return self._engine.compute_logits(self._new_id(), ids, image_mask)
 
     def _prepare(
@@ -182,12 +211,30 @@ class LLM:
         if not self._engine.has_unfinished_requests():
             return []
         return [
-            f"the engine still has {self._engine.stats().num_unfinished} unfinished requests that this call did not "
+            f"the engine still has {self._num_unfinished()} unfinished requests that this call did not "
             f"add; run engine.step() until has_unfinished_requests() is False (engine.abort_request ends them early)"
         ]
 
+    def _num_unfinished(self) -> int:
+        stats = self._engine.stats()
+        return sum(each.num_unfinished for each in (stats if isinstance(stats, tuple) else (stats,)))
+
     def _new_id(self) -> str:
         return str(next(self._ids))
+
+
+def _build(model: str | PathLike[str] | None, accelerator: str | None, options: EngineOptions) -> ServingEngine:
+    """Build one engine, or one a rank where a launcher or the options say that there are many."""
+    settings = Settings.from_environment()
+    place = LaunchedRank.from_environment()
+    if place is not None:
+        return LaunchedEngine(place, model, accelerator, options, settings)
+    world_size = options.data_parallel_size or 1
+    if options.data_parallel_size is None and options.expert_parallel_size > 1:
+        world_size = options.expert_parallel_size
+    if world_size > 1:
+        return LocalRanks(model, accelerator, options, world_size)
+    return build_engine(model, accelerator, options, settings)
 
 
 def _listed(prompts: object, problems: list[str]) -> list[object]:

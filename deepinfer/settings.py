@@ -217,6 +217,88 @@ def keep_torch_from_loading_backends() -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchedRank:
+    """What a launcher has told this process about the group of processes to which it belongs.
+
+    torchrun, Ray and our own launcher say it in the variables RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
+    MASTER_ADDR and MASTER_PORT.
+
+    Attributes:
+        rank: this process's number, from 0.
+        world_size: processes in the group.
+        local_rank: its number on its machine.
+        local_world_size: processes on its machine.
+        host: where rank 0 is found.
+        port: a port there: free, or held by the launcher's own store.
+        has_store: the launcher holds a store at that port (torchrun does), through which ranks can meet.
+        attempt: tells a restart of the group from the one before it.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    host: str
+    port: int
+    has_store: bool = False
+    attempt: str = "0"
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> LaunchedRank | None:
+        """Return this process's place, None where no launcher has started several.
+
+        Raises ConfigurationError with everything that is missing or wrong where WORLD_SIZE says that there are several.
+        """
+        source = os.environ if environ is None else environ
+        world = source.get("WORLD_SIZE", "").strip()
+        if world in ("", "1"):
+            return None
+        problems: list[str] = []
+
+        def number(name: str, default: int | None = None) -> int:
+            text = source.get(name, "").strip()
+            if not text and default is not None:
+                return default
+            if text.isascii() and text.isdigit():
+                return int(text)
+            problems.append(f"{name}={text!r} is no whole number of 0 or more")
+            return 0
+
+        rank, world_size = number("RANK"), number("WORLD_SIZE")
+        place = cls(
+            rank=rank,
+            world_size=world_size,
+            local_rank=number("LOCAL_RANK", rank),
+            local_world_size=number("LOCAL_WORLD_SIZE", world_size),
+            host=source.get("MASTER_ADDR", "").strip(),
+            port=number("MASTER_PORT"),
+            has_store=source.get("TORCHELASTIC_USE_AGENT_STORE", "").strip() == "True",
+            attempt=source.get("TORCHELASTIC_RESTART_COUNT", "").strip() or "0",
+        )
+        if not problems and not rank < world_size:
+            problems.append(f"RANK={rank} is outside a group of {world_size}")
+        if not place.host:
+            problems.append("MASTER_ADDR is not set; it says where rank 0 is found")
+        if problems:
+            problems.append("a launcher sets all of them (docs/ranks.md); unset WORLD_SIZE to run one process")
+            raise ConfigurationError("environment variables of a launcher", problems)
+        return place
+
+    def enter(self) -> None:
+        """Tell this process what a launcher would have told it: some drivers choose their device by it."""
+        os.environ.update(
+            RANK=str(self.rank),
+            WORLD_SIZE=str(self.world_size),
+            LOCAL_RANK=str(self.local_rank),
+            LOCAL_WORLD_SIZE=str(self.local_world_size),
+            MASTER_ADDR=self.host,
+            MASTER_PORT=str(self.port),
+        )
+        if self.local_world_size == self.world_size:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a machine's own name need not lead to it
+
+
+@dataclass(frozen=True, slots=True)
 class SettingValue:
     """One variable and what the environment says about it; ``value`` is None when it is unset."""
 

@@ -66,7 +66,7 @@ def test_names_of_elsewhere_are_refused_with_what_to_write_instead() -> None:
     text = str(refused.value)
     for words in (
         "here it is memory_utilization",
-        "one rank",
+        "see data_parallel_size",
         "no code is ever loaded",
         "generation_config.json is not",
     ):

@@ -67,14 +67,21 @@ class LostRanksError(DeepInferError):
 
     Attributes:
         missing: their numbers, ascending; empty where it cannot be known, and the message then says why.
+        group: the group's name.
+        what: what they did not join, and how that was seen.
     """
 
     def __init__(self, group: str, missing: Iterable[int], what: str) -> None:
         self.missing = tuple(sorted(missing))
+        self.group, self.what = group, what
         who = ", ".join(f"rank {rank}" for rank in self.missing) or "a rank that cannot be told"
         super().__init__(
             f"{group}: {what}: {who} did not join. Look at the log of that rank, then start the group anew."
         )
+
+    def __reduce__(self) -> tuple[type[LostRanksError], tuple[str, tuple[int, ...], str]]:
+        """Come out of another process as what went in."""
+        return type(self), (self.group, self.missing, self.what)
 
 
 class Collectives(ABC):

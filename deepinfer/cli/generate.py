@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -111,6 +113,9 @@ def generate(
         int | None, typer.Option(help="Last rows that are kept; unset: what the environment says, else 140.")
     ] = None,
     async_scheduling: options.AsyncScheduling = None,
+    data_parallel_size: options.DataParallelSize = None,
+    expert_parallel_size: options.ExpertParallelSize = 1,
+    rank_deadline_s: options.RankDeadline = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON line per request.")] = False,
     stream: Annotated[
         bool, typer.Option("--stream", help="Write text as it comes; with --json a line per request and step.")
@@ -180,6 +185,9 @@ def generate(
         truncated_prefill=truncated_prefill,
         truncated_prefill_keep_tokens=truncated_prefill_keep_tokens,
         async_scheduling=async_scheduling,
+        data_parallel_size=data_parallel_size,
+        expert_parallel_size=expert_parallel_size,
+        rank_deadline_s=rank_deadline_s,
     )
     try:
         EngineOptions.from_keywords(keywords)
@@ -187,13 +195,22 @@ def generate(
         problems += error.problems
     captured = CaptureRequest(capture, capture_cases, capture_mib)
     problems += captured.problems()
+    if capture is not None and (data_parallel_size or 1) * expert_parallel_size > 1:
+        problems.append("--capture writes the calls of one driver; leave out --data-parallel-size and the like")
     if problems:
         raise ArgumentError("deepinfer generate", problems)
 
     if capture is None:
         from deepinfer.llm import LLM
 
-        failures = _answer(LLM(model, accelerator, **keywords), listed, params, as_json=as_json, stream=stream)
+        llm = LLM(model, accelerator, **keywords)
+        # Every process that a launcher has started finds the same answers; one of them writes.
+        written = contextlib.nullcontext() if llm.rank == 0 else contextlib.redirect_stdout(io.StringIO())
+        try:
+            with written:
+                failures = _answer(llm, listed, params, as_json=as_json, stream=stream)
+        finally:
+            llm.close()
     else:
         with capturing_llm(captured, capture, model, accelerator, keywords) as llm:
             failures = _answer(llm, listed, params, as_json=as_json, stream=stream)

@@ -24,6 +24,16 @@ Dtype = Annotated[
     Literal["float32", "bfloat16", "float64"] | None,
     typer.Option(help="Activations; unset: float32, or bfloat16 with --numerics served."),
 ]
+DataParallelSize = Annotated[
+    int | None,
+    typer.Option(help="Ranks, one process each with requests of its own; unset: what a launcher has started, else 1."),
+]
+ExpertParallelSize = Annotated[
+    int, typer.Option(help="Ranks over which experts are spread; 1: every rank holds all of them.")
+]
+RankDeadline = Annotated[
+    float, typer.Option("--rank-deadline-s", metavar="SECONDS", help="How long ranks wait for one another.")
+]
 Numerics = Annotated[Literal["portable", "served"], typer.Option(help="Numerics contract.")]
 AsyncScheduling = Annotated[
     bool | None,

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, field
 
 from deepinfer.errors import ConfigurationError
-from deepinfer.settings import Settings
+from deepinfer.settings import LaunchedRank, Settings
 
 _ROOT = "deepinfer"
 
@@ -29,7 +29,9 @@ class Session:
         settings = Settings.from_environment()
         logger = logging.getLogger(_ROOT)
         self._handler = logging.StreamHandler(sys.stderr)
-        self._handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        place = LaunchedRank.from_environment()
+        prefix = "" if place is None else f"[rank {place.rank}] "
+        self._handler.setFormatter(logging.Formatter(f"{prefix}%(levelname)s %(name)s: %(message)s"))
         self._level_before = logger.level
         logger.addHandler(self._handler)
         logger.setLevel("DEBUG" if self.debug else settings.log_level.upper())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Protocol
@@ -39,6 +41,9 @@ from deepinfer.model.rotary import rotary_tables
 from deepinfer.model.transformer import Transformer
 from deepinfer.model.truncation import truncation_problems
 from deepinfer.model.weights import TransformerWeights, load_model
+from deepinfer.parallel.placement import PlacementShape
+from deepinfer.parallel.ranks.experts import SpreadExperts
+from deepinfer.parallel.ranks.groups import RankGroups
 from deepinfer.sampling.drafting import DEFAULT_CAPACITY, DraftPolicy
 from deepinfer.scheduling.config import EngineType, SchedulerConfig
 from deepinfer.settings import Settings
@@ -90,14 +95,18 @@ def build_engine_on(
     worker_type: type[Worker] = Worker,
     speculation_of: SpeculationMaker | None = None,
     clock: Clock = time.perf_counter,
+    ranks: RankGroups | None = None,
 ) -> Engine:
     """Do the same on a driver that the caller has made; it must be available.
 
     ``worker_type`` and ``speculation_of`` let a simulation put parts of its own in the place of the ordinary ones, and
-    ``clock`` its own time, by which the costs of decode steps are measured.
+    ``clock`` its own time, by which the costs of decode steps are measured. ``ranks`` are the groups of an engine that
+    is one of several.
     """
     settings = settings if settings is not None else Settings.from_environment()
     options = (options if options is not None else EngineOptions()).under(settings)
+    if ranks is None and max(options.data_parallel_size or 1, options.expert_parallel_size) > 1:
+        raise ArgumentError("engine options", ["one engine is one rank; deepinfer.LLM starts and drives many"])
     directory = Path(model) if model is not None else packaged_model_path()
     plan = plan_ops(driver, options, settings)
     graphs = plan_graphs(driver, plan, options, settings)
@@ -118,7 +127,7 @@ def build_engine_on(
         )
 
     tokenizer = Tokenizer.from_directory(directory)
-    weights = _load(config, checkpoint, plan, driver, tokenizer)
+    weights = _load(config, checkpoint, plan, driver, tokenizer, ranks)
     draft = None
     if has_stages:
         draft_checkpoint = Checkpoint.open(directory, groups=("draft",))
@@ -132,7 +141,11 @@ def build_engine_on(
         draft_stages=config.num_nextn_predict_layers if has_stages else 0,
     )
     draft_bytes = draft_pool_bytes(options, draft_policy(config, options).capacity)
-    pool_plan = plan_pools(options, layout, driver.memory(), config.max_position_embeddings, draft_bytes)
+
+    def pools_for(asked: EngineOptions) -> PoolPlan:
+        return plan_pools(asked, layout, driver.memory(), config.max_position_embeddings, draft_bytes)
+
+    pool_plan = pools_for(options) if ranks is None else agreed_pools(pools_for, options, driver, ranks)
     # A warning where the caller's own numbers let a request outgrow the pool.
     level = logging.WARNING if pool_plan.longest_request < pool_plan.max_model_len else logging.INFO
     _LOG.log(level, "%s", pool_plan.arithmetic)
@@ -172,7 +185,24 @@ def build_engine_on(
         )
         startup.vary_lengths(speculation, facts, options.cost_curves)
     stream = driver.new_stream() if options.async_scheduling else None
-    return Engine(config, options, pool_plan, scheduling, worker, plan, tokenizer, stream)
+    return Engine(config, options, pool_plan, scheduling, worker, plan, tokenizer, stream, ranks)
+
+
+def agreed_pools(
+    pools_for: Callable[[EngineOptions], PoolPlan], options: EngineOptions, driver: AcceleratorDriver, ranks: RankGroups
+) -> PoolPlan:
+    """Return the pools that every rank of a group can have: sizes are agreed, never local.
+
+    Ranks whose caches lie in the memory of one host share it.
+    """
+    sharing = ranks.place.local_world_size if driver.device.type == "cpu" and options.num_blocks is None else 1
+    if sharing > 1:
+        options = replace(options, memory_utilization=options.memory_utilization / sharing)
+    mine = pools_for(options)
+    num_blocks, max_model_len = ranks.votes.least(mine.num_blocks, mine.max_model_len)
+    if (num_blocks, max_model_len) == (mine.num_blocks, mine.max_model_len):
+        return mine
+    return pools_for(replace(options, num_blocks=num_blocks, max_model_len=max_model_len))
 
 
 def plan_ops(driver: AcceleratorDriver, options: EngineOptions, settings: Settings) -> Plan:
@@ -222,13 +252,22 @@ def scheduler_config(config: ModelConfig, options: EngineOptions, pools: PoolPla
 
 
 def _load(
-    config: ModelConfig, checkpoint: Checkpoint, plan: Plan, driver: AcceleratorDriver, tokenizer: Tokenizer | None
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    plan: Plan,
+    driver: AcceleratorDriver,
+    tokenizer: Tokenizer | None,
+    ranks: RankGroups | None,
 ) -> TransformerWeights:
     mapping = token_map(tokenizer.backend if tokenizer is not None else None, config)
-    with progress_bar("loading", "B") as bar:
+    spread: SpreadExperts | None = None
+    if ranks is not None and ranks.experts is not None:
+        shape = PlacementShape(config.num_hidden_layers, config.n_routed_experts, ranks.experts.world_size)
+        spread = SpreadExperts(ranks.experts, shape, driver.device)
+    with progress_bar("loading", "B", is_wanted=ranks is None or ranks.rank == 0) as bar:
 
         def show(progress: Progress) -> None:
             bar.total = progress.total_bytes
             bar.update(progress.done_bytes - bar.n)
 
-        return load_model(config, checkpoint, plan.ops, driver.device, token_map=mapping, progress=show)
+        return load_model(config, checkpoint, plan.ops, driver.device, token_map=mapping, progress=show, spread=spread)

@@ -6,13 +6,14 @@ import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
 from deepinfer.accelerator import Plan, Stream
 from deepinfer.engine.admission import AdmissionRules, Submission, fork_problems, parent_problems, read_mask, spans_of
 from deepinfer.engine.answers import Answer, Request, sequence_ids
-from deepinfer.engine.forms import WaitingForms
+from deepinfer.engine.forms import WaitingForms, compiler_of
 from deepinfer.engine.memory import PoolPlan
 from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.outputs import EngineStats, RequestOutput, StepRecord, StepTimes
@@ -20,9 +21,9 @@ from deepinfer.engine.pipeline import Pipeline
 from deepinfer.engine.request_table import RequestTable
 from deepinfer.engine.runs import asked_runs, taken_runs
 from deepinfer.engine.worker import LogitsRequest, RowExtras, Worker
-from deepinfer.errors import ArgumentError, InvariantError
+from deepinfer.errors import ArgumentError, RankFailedError
 from deepinfer.model.config import ModelConfig
-from deepinfer.sampling.grammar import GrammarCompiler
+from deepinfer.parallel.ranks.groups import RankGroups
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.sampling.prompt import PromptLogProbabilities
 from deepinfer.sampling.streams import random_seed
@@ -53,6 +54,7 @@ class Engine:
         options: the engine's options.
         plan: who computes each op.
         tokenizer: None when the checkpoint has none; then prompts are ids and texts stay empty.
+        rules: what is refused.
     """
 
     def __init__(
@@ -65,8 +67,9 @@ class Engine:
         plan: Plan,
         tokenizer: Tokenizer | None,
         stream: Stream | None = None,
+        ranks: RankGroups | None = None,
     ) -> None:
-        """Put an engine together; ``stream`` is the device's queue for asynchronous scheduling, None for none of it."""
+        """Put an engine together; ``stream`` is for asynchronous scheduling, ``ranks`` for steps with other engines."""
         self.config = config
         self.options = options
         self.plan = plan
@@ -74,8 +77,9 @@ class Engine:
         self._pools = pools
         self._worker = worker
         self._scheduler_config = scheduler_config
-        self._scheduler = Scheduler(scheduler_config, lengths=worker.lengths)
-        self._rules = AdmissionRules(
+        self._ranks = ranks
+        self._scheduler = self._new_scheduler()
+        self.rules = AdmissionRules(
             config,
             pools.max_model_len,
             has_tokenizer=tokenizer is not None,
@@ -83,7 +87,7 @@ class Engine:
             leaves_rows_out=options.is_prefill_truncated,
         )
         self._table = RequestTable()
-        self._forms = WaitingForms(self._make_compiler, [config.eos_token_id])
+        self._forms = WaitingForms(partial(compiler_of, tokenizer, config), [config.eos_token_id])
         self._seeds = random.Random(options.seed)
         self._last_step: ScheduledStep | None = None
         self._steps = 0
@@ -162,7 +166,7 @@ class Engine:
         history = () if parent is None or problems else parent.history
         submission = Submission.read(child_id, history, params)
         problems += fork_problems(submission.params)
-        problems += self._rules.refusals(submission) if history else submission.params.problems(self.config.vocab_size)
+        problems += self.rules.refusals(submission) if history else submission.params.problems(self.config.vocab_size)
         if parent is None or problems:
             raise ArgumentError(f"fork of {parent_id!r}", problems)
         self._table.refuse_duplicates([child_id])
@@ -244,18 +248,13 @@ class Engine:
             image_mask: true where a position lies in an image span; runs of true positions are spans.
 
         Raises:
-            ArgumentError: the ids or the mask are refused, the request could not be computed, or others are
-                unfinished, whose records would have no reader.
+            ArgumentError: with every reason; one is that others are unfinished, whose records would have no reader.
             TypeError: listing every argument of a wrong type.
         """
-        mask = () if image_mask is None else read_mask(image_mask)
-        submission = Submission.read(request_id, ids, _LOGITS_PARAMS, image_spans=spans_of(mask))
+        mask = None if image_mask is None else read_mask(image_mask)
+        submission = Submission.read(request_id, ids, _LOGITS_PARAMS, image_spans=spans_of(mask or ()))
         num_ids = len(submission.prompt_token_ids)
-        problems = list(self._rules.refusals(submission))
-        if image_mask is not None and len(mask) != num_ids:
-            problems.append(f"image_mask has {len(mask)} flags for {num_ids} ids")
-        if self.options.is_prefill_truncated:
-            problems.append("this engine leaves rows of a prompt out; build it with truncated_prefill='off'")
+        problems = [*self.rules.refusals(submission), *self.rules.logits_problems(num_ids, mask)]
         if self.has_unfinished_requests():
             problems.append(f"{len(self._table)} requests are unfinished; run step() until they end, or abort them")
         if problems:
@@ -324,7 +323,7 @@ class Engine:
     def _admit(self, submission: Submission, logits: LogitsRequest | None = None) -> None:
         self._repair()
         request_id, ids, params = submission.request_id, submission.prompt_token_ids, submission.params
-        refusals = self._rules.refusals(submission)
+        refusals = self.rules.refusals(submission)
         self._table.refuse_duplicates([request_id] if refusals else [request_id, *sequence_ids(request_id, params.n)])
         if refusals:
             request = Request(submission, (), RowExtras(), refusal="; ".join(refusals))
@@ -356,11 +355,6 @@ class Engine:
         self._forms.forget([request.request_id])
         self._table.finish([answer.end_unscheduled(status, text) for answer in request.living()])
 
-    def _make_compiler(self) -> GrammarCompiler:
-        if self.tokenizer is None:
-            raise InvariantError("a form is to be compiled, but there is no tokenizer; admission refuses such requests")
-        return GrammarCompiler(self.tokenizer, self.config.vocab_size, [self.config.eos_token_id])
-
     def _new_request(self, submission: Submission, extras: RowExtras) -> Request:
         asked = submission.params.seed
         seed = asked if asked is not None else random_seed(self._seeds)
@@ -371,7 +365,7 @@ class Engine:
         step = self._last_step = self._scheduler.schedule()
         self._steps += 1
         if step.kind == "empty":  # it carries no copies either
-            self._forms.wait(_LONGEST_WAIT_S)
+            self._stand_by()
             return
         answers = self._answers(step)
         with self._computing(step):
@@ -392,8 +386,8 @@ class Engine:
         step = self._last_step = self._scheduler.schedule(self._settle)
         self._steps += 1
         if step.kind == "empty":
-            if not self._settle():
-                self._forms.wait(_LONGEST_WAIT_S)
+            if not self._settle() or self._ranks is not None:
+                self._stand_by()
             return
         answers = self._answers(step)
         with self._computing(step):
@@ -404,12 +398,18 @@ class Engine:
             lengths = self._scheduler.lengths(step)
             with self._computing(step):
                 drafts = pipeline.drafts(flight, lengths)
-            asked = asked_runs(step, answers, drafts, lengths, self._scheduler.due_rows(step).tolist())
-            self._drafted_tokens += asked.drafted_tokens
-            with self._computing(step):
+                asked = asked_runs(step, answers, drafts, lengths, self._scheduler.due_rows(step).tolist())
+                self._drafted_tokens += asked.drafted_tokens
                 pipeline.judge(self._worker, flight, asked.requests)
         if step.kind == "prefill" or not self._scheduler.has_unfinished():
             self._settle()
+
+    def _stand_by(self) -> None:
+        """Spend a step without rows: wait for a form, or take part in the step of the other ranks."""
+        if self._ranks is None:
+            self._forms.wait(_LONGEST_WAIT_S)
+        else:
+            self._worker.stand_by()
 
     def _settle(self) -> bool:
         """Wait for the oldest step in flight and commit it; False if there is none."""
@@ -420,6 +420,9 @@ class Engine:
             flight, runs = pipeline.read()
         self._commit(flight.step, flight.answers, runs)
         return True
+
+    def _new_scheduler(self) -> Scheduler:
+        return Scheduler(self._scheduler_config, self._ranks and self._ranks.votes, self._worker.lengths)
 
     def _answers(self, step: ScheduledStep) -> list[Answer]:
         return [self._table.answer(sequence.request_id) for sequence in step.sequences]
@@ -478,8 +481,7 @@ class Engine:
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """Mark the books as torn unless the block comes to its end."""
-        before = self._is_torn
-        self._is_torn = True
+        before, self._is_torn = self._is_torn, True
         yield
         self._is_torn = before
 
@@ -487,10 +489,12 @@ class Engine:
         """End every request and begin with a fresh scheduler if an earlier call was cut off half-way."""
         # While a step computes its mark is set, and calls that come from inside find the books in order.
         if self._is_torn and not self._is_launched:
+            if self._ranks is not None:  # a fresh scheduler would vote otherwise than those of the other ranks
+                raise RankFailedError([self._ranks.rank], "a call was cut off while it kept its books")
             self._table.abort_all("the engine was interrupted while it kept its books; every request was given up")
             self._forms.clear()
             if self._pipeline is not None:
                 self._pipeline.abandon()
-            self._scheduler = Scheduler(self._scheduler_config, lengths=self._worker.lengths)
+            self._scheduler = self._new_scheduler()
             self._worker.forget()
             self._is_torn = False

@@ -14,10 +14,12 @@ from typing import Any, Literal, TypedDict, cast, get_args
 import torch
 
 from deepinfer.accelerator import KvCacheDtype, Numerics
+from deepinfer.accelerator.collectives import DEADLINE_S
 from deepinfer.engine.other_names import ADVICE
 from deepinfer.errors import ArgumentError
 from deepinfer.model.draft import MOST_DRAFTS
 from deepinfer.model.truncation import TruncationMode
+from deepinfer.parallel.ranks.groups import group_problems
 from deepinfer.sampling.drafting import Verification
 from deepinfer.settings import Settings
 
@@ -63,6 +65,9 @@ class EngineKeywords(TypedDict, total=False):
     truncated_prefill_keep_tokens: int | None
     seed: int
     allow_fallback: tuple[str, ...]
+    data_parallel_size: int | None
+    expert_parallel_size: int
+    rank_deadline_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,11 @@ class EngineOptions:
             DEEPINFER_YOCO_PREFILL_KEEP_TOKENS says.
         seed: seeds the generator from which requests without a seed of their own draw theirs.
         allow_fallback: ops that may run on cpu_ref, added to what DEEPINFER_ALLOW_FALLBACK names.
+        data_parallel_size: ranks, one process each with requests and caches of its own (docs/ranks.md); None means what
+            a launcher has started, and 1 without one.
+        expert_parallel_size: ranks over which the experts of a layer are spread; it divides the ranks. 1: every rank
+            holds all experts.
+        rank_deadline_s: seconds that ranks wait for one another before they give the group up.
     """
 
     dtype: DtypeName | None = None
@@ -141,6 +151,9 @@ class EngineOptions:
     truncated_prefill_keep_tokens: int | None = None
     seed: int = 0
     allow_fallback: tuple[str, ...] = ()
+    data_parallel_size: int | None = None
+    expert_parallel_size: int = 1
+    rank_deadline_s: float = DEADLINE_S
 
     def __post_init__(self) -> None:
         """Refuse bad values, all at once."""
@@ -168,13 +181,14 @@ class EngineOptions:
         varies = self.variable_verification
         if varies is None:
             # Without drafts there is nothing that could vary, whatever the environment says.
-            varies = settings.enable_mtp_varlen and self.num_speculative_tokens > 0
+            varies = settings.enable_mtp_varlen and self.num_speculative_tokens > 0 and self.expert_parallel_size == 1
         ahead = self.async_scheduling
         if ahead is None:
             ahead = settings.zero_overhead_scheduling and self.engine_type != "prompt"
         return replace(
             self,
             async_scheduling=ahead,
+            decode_graphs=self.decode_graphs if self.expert_parallel_size == 1 else False,
             variable_verification=varies,
             cost_curves=self.cost_curves if self.cost_curves is not None else settings.cost_curves,
             truncated_prefill=cast("TruncationMode", mode or settings.yoco_prefill_truncation_mode),
@@ -251,6 +265,7 @@ class EngineOptions:
                 "engine_type='completion' has no prompt step to recompute with; set stop_preempted_requests=True"
             )
         _check_integer(problems, "seed", self.seed, 0)
+        problems += self._rank_problems()
         share = self.memory_utilization
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not math.isfinite(share):
             problems.append(f"memory_utilization={share!r} is not a number")
@@ -259,6 +274,26 @@ class EngineOptions:
         names = self.allow_fallback
         if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) for name in names):
             problems.append(f"allow_fallback={names!r} is not a list of op names")
+        return problems
+
+    def _rank_problems(self) -> list[str]:
+        problems: list[str] = []
+        if self.data_parallel_size is not None:
+            _check_integer(problems, "data_parallel_size", self.data_parallel_size, 1)
+        _check_integer(problems, "expert_parallel_size", self.expert_parallel_size, 1)
+        deadline = self.rank_deadline_s
+        if isinstance(deadline, bool) or not isinstance(deadline, (int, float)) or not math.isfinite(deadline):
+            problems.append(f"rank_deadline_s={deadline!r} is not a number of seconds")
+        elif deadline <= 0:
+            problems.append(f"rank_deadline_s={deadline!r} leaves no time at all; give seconds above 0")
+        if problems or self.expert_parallel_size == 1:
+            return problems
+        if self.data_parallel_size is not None:
+            problems += group_problems(self.data_parallel_size, self.expert_parallel_size)
+        if self.decode_graphs is True:
+            problems.append("decode_graphs=True cannot record exchanges between ranks; use expert_parallel_size=1")
+        if self.variable_verification is True:
+            problems.append("variable_verification=True measures steps of one rank; use expert_parallel_size=1")
         return problems
 
 

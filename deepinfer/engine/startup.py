@@ -25,9 +25,9 @@ from deepinfer.sampling.verify_budget import CostCurve
 _LOG = logging.getLogger(__name__)
 
 
-def progress_bar(doing: str, unit: str, total: int | None = None) -> tqdm[None]:
-    """Return a bar that shows only where somebody looks: logs and pipes get none."""
-    shown = sys.stderr.isatty()
+def progress_bar(doing: str, unit: str, total: int | None = None, *, is_wanted: bool = True) -> tqdm[None]:
+    """Return a bar that shows only where somebody looks: logs and pipes get none, and of many ranks one has it."""
+    shown = is_wanted and sys.stderr.isatty()
     return tqdm(desc=doing, unit=unit, unit_scale=unit == "B", total=total, disable=not shown, leave=False)
 
 

@@ -233,6 +233,11 @@ class Worker:
             drafts_R = hand_out(self.speculation.newest_chances(step), room_R, total)
             return HandedOut(with_drafts(self._inputs(step), drafts_R, self.speculation.drafts), to_host(drafts_R))
 
+    def stand_by(self) -> None:
+        """Take part in a step of other ranks without a row of one's own."""
+        with torch.inference_mode():
+            self._transformer.stand_by()
+
     def begin(self, step: ScheduledStep, extras: Sequence[RowExtras], handed: HandedOut | None = None) -> Any:
         """Execute a step's copies and run its rows through the layers; what was assumed is put right first.
 

@@ -63,6 +63,7 @@ class ForwardPass:
         entry_places: addresses per compress ratio.
         picks: what the indexer layers have published so far, by layer.
         stored_owner: the owner layer whose entries of this step were stored ahead of its attention, or None.
+        row_key_T: by what rows choose among the copies of an expert; None where all experts are here.
     """
 
     config: ModelConfig
@@ -74,10 +75,17 @@ class ForwardPass:
     entry_places: dict[int, EntryPlaces]
     picks: dict[int, Selection] = field(default_factory=dict)
     stored_owner: int | None = None
+    row_key_T: Tensor | None = None
 
     @classmethod
     def begin(
-        cls, config: ModelConfig, ops: Ops, rotary: RotaryTables, step: StepLayout, caches: LayerCaches
+        cls,
+        config: ModelConfig,
+        ops: Ops,
+        rotary: RotaryTables,
+        step: StepLayout,
+        caches: LayerCaches,
+        row_key_T: Tensor | None = None,
     ) -> ForwardPass:
         """Derive the addresses that all layers share, once a step."""
         ratios = sorted({ratio for ratio in config.compress_ratios if ratio})
@@ -85,7 +93,8 @@ class ForwardPass:
             ratio: EntryPlaces(ops.plumbing.entry_slots(step, ratio), step.position_T // ratio * ratio)
             for ratio in ratios
         }
-        return cls(config, ops, rotary, step, caches, ops.plumbing.window_slots(step), places)
+        slots_T = ops.plumbing.window_slots(step)
+        return cls(config, ops, rotary, step, caches, slots_T, places, row_key_T=row_key_T)
 
     def table(self, role: LayerRole) -> RotaryTable:
         """Return the rotary table of a layer."""

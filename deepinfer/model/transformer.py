@@ -18,7 +18,7 @@ from deepinfer.model.attention import attention
 from deepinfer.model.block import Residual, block
 from deepinfer.model.config import ModelConfig
 from deepinfer.model.engram import DEAD, engram, engram_memory, ngram_tokens
-from deepinfer.model.feed_forward import feed_forward
+from deepinfer.model.feed_forward import feed_forward, mixture
 from deepinfer.model.forward_pass import ForwardPass, LayerCaches
 from deepinfer.model.hyper_connections import mean_of_streams
 from deepinfer.model.long_range import store_entries
@@ -90,7 +90,9 @@ class Transformer:
             memories: what :meth:`recall` gave for these rows, where their tables must not be read in the pass itself
                 (a recorded graph holds no reads of host memory); None means that the layers read them.
         """
-        run = ForwardPass.begin(self.config, self.ops, self.rotary, step, caches)
+        spread = self.weights.spread
+        row_key_T = None if spread is None else spread.row_keys(ids_T, step.position_T)
+        run = ForwardPass.begin(self.config, self.ops, self.rotary, step, caches, row_key_T)
         alive_T = tokens_TG[:, 0] != DEAD
         residual = Residual.of(self._embed(ids_T, embeddings), self.config)
         taps: list[Tensor] = []
@@ -118,6 +120,17 @@ class Transformer:
             )
         hidden_TD = self.ops.mixing.collapse(residual.streams_TSD, residual.pre_TS)
         return Hidden(hidden_TD, torch.cat(taps, dim=1) if taps else None)
+
+    def stand_by(self) -> None:
+        """Compute what other ranks' rows ask of the experts here, in a step in which this rank has no row."""
+        spread = self.weights.spread
+        if spread is None:
+            return
+        nothing = torch.empty(0, dtype=torch.int64, device=self.weights.token_map_V.device)
+        x_0D, nobody = self._embed(nothing, None), nothing.to(torch.bool)
+        key_0 = spread.row_keys(nothing, nothing)
+        for layer in self.weights.layers:
+            mixture(x_0D, layer.feed_forward_block.feed_forward, nobody, nobody, self.config, self.ops, key_0)
 
     def logits(self, hidden_BD: Tensor) -> Tensor:
         """Return float32 [B, V] (float64 with float64 activations) of the rows that are sampled."""

@@ -47,7 +47,8 @@ class Truncation:
             run: the pass over all rows.
             stored_owner: the owner layer whose entries of all rows are stored already.
         """
-        shortened = ForwardPass.begin(run.config, run.ops, run.rotary, self.step, run.caches)
+        key_K = None if run.row_key_T is None else self.kept(run.row_key_T)
+        shortened = ForwardPass.begin(run.config, run.ops, run.rotary, self.step, run.caches, key_K)
         picks = {layer: self._kept(pick) for layer, pick in run.picks.items()}
         return replace(shortened, picks=picks, stored_owner=stored_owner)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from threading import Lock
 
 import torch
@@ -12,6 +13,8 @@ from deepinfer.accelerator.ops.memory import NgramTable
 from deepinfer.accelerator.weights import Precision, PreparedWeight, StoredExpert, StoredWeight
 from deepinfer.errors import InvariantError
 from deepinfer.model.checkpoint import Checkpoint, Progress
+
+_EXPERT_PARTS = ("w1", "w2", "w3")
 
 
 class WeightReader:
@@ -45,9 +48,12 @@ class WeightReader:
         """Return the prepared weight of a grouped linear."""
         return self._hold(self._ops.linear.prepare_grouped(self.stored(stem), groups))
 
-    def experts(self, stem: str, count: int, limit: float) -> PreparedWeight:
-        """Return the prepared routed experts ``stem.0``, ``stem.1``, ..."""
-        experts = [self._expert(f"{stem}.{expert}") for expert in range(count)]
+    def experts(self, stem: str, count: int, limit: float, held: Sequence[int]) -> PreparedWeight:
+        """Return the prepared experts ``held`` of ``stem.0``, ``stem.1``, ...; the others other ranks read."""
+        experts = [self._expert(f"{stem}.{expert}") for expert in held]
+        for expert in set(range(count)).difference(held):
+            for name in _EXPERT_PARTS:
+                self._note(f"{stem}.{expert}.{name}.weight")
         return self._hold(self._ops.experts.prepare(experts, limit))
 
     def shared_expert(self, stem: str, limit: float) -> PreparedWeight:
@@ -89,7 +95,7 @@ class WeightReader:
             raise InvariantError(f"{len(unread)} parameters of the model were not loaded, first {unread[:5]}")
 
     def _expert(self, stem: str) -> StoredExpert:
-        return StoredExpert(*(self.stored(f"{stem}.{name}") for name in ("w1", "w2", "w3")))
+        return StoredExpert(*(self.stored(f"{stem}.{name}") for name in _EXPERT_PARTS))
 
     def _copy(self, name: str, dtype: torch.dtype | None) -> Tensor:
         # Always a copy: a view would keep the file mapped, and its address would follow the file's layout.

@@ -26,7 +26,7 @@ from deepinfer.model.config import ModelConfig
 from deepinfer.model.engram import EngramWeights, load_engram
 from deepinfer.model.engram_hash import EngramLayout, engram_layouts
 from deepinfer.model.engram_hash import token_map as identity_token_map
-from deepinfer.model.feed_forward import FeedForwardWeights, load_feed_forward
+from deepinfer.model.feed_forward import ExpertSpread, FeedForwardWeights, load_feed_forward
 from deepinfer.model.hyper_connections import load_mix
 from deepinfer.model.roles import LayerRole, derive_roles
 from deepinfer.model.weight_reader import WeightReader
@@ -87,12 +87,14 @@ class TransformerWeights:
         layers: the layers in order.
         token_map_V: int64 [V] compressed id of every token id, for Engram.
         device_bytes: bytes that the weights hold on the device.
+        spread: where the experts are that this rank does not hold; None where it holds all.
     """
 
     outer: OuterWeights
     layers: tuple[LayerWeights, ...]
     token_map_V: Tensor
     device_bytes: int
+    spread: ExpertSpread | None = None
 
 
 def load_model(
@@ -104,6 +106,7 @@ def load_model(
     token_map: npt.NDArray[np.int64] | None = None,
     progress: ProgressCallback | None = None,
     threads: int | None = None,
+    spread: ExpertSpread | None = None,
 ) -> TransformerWeights:
     """Read, convert and prepare every parameter of the text model, several at a time.
 
@@ -115,6 +118,7 @@ def load_model(
         token_map: what ``engram_hash.token_map`` gave; None asks for the identity, which the configuration must admit.
         progress: called from this thread as parts become ready.
         threads: parts that are prepared at a time.
+        spread: which experts this rank holds; None for all.
 
     Raises:
         ConfigurationError: if a token map is needed and absent.
@@ -141,7 +145,7 @@ def load_model(
         halves = [
             (
                 executor.submit(load_attention_block, reader, config, role),
-                executor.submit(load_feed_forward_block, reader, config, role),
+                executor.submit(load_feed_forward_block, reader, config, role, spread),
             )
             for role in roles
         ]
@@ -159,7 +163,8 @@ def load_model(
         )
         for role, (attention, feed_forward) in zip(roles, halves, strict=True)
     )
-    return TransformerWeights(outer.result(), layers, torch.from_numpy(mapping).to(device), reader.device_bytes)
+    token_map_V = torch.from_numpy(mapping).to(device)
+    return TransformerWeights(outer.result(), layers, token_map_V, reader.device_bytes, spread)
 
 
 def _load_outer(reader: WeightReader) -> OuterWeights:
@@ -179,12 +184,14 @@ def load_attention_block(reader: WeightReader, config: ModelConfig, role: LayerR
     )
 
 
-def load_feed_forward_block(reader: WeightReader, config: ModelConfig, role: LayerRole) -> FeedForwardBlock:
+def load_feed_forward_block(
+    reader: WeightReader, config: ModelConfig, role: LayerRole, spread: ExpertSpread | None = None
+) -> FeedForwardBlock:
     """Load the second half of a layer or draft stage."""
     return FeedForwardBlock(
         mix=load_mix(reader, f"{role.stem}.hc_ffn"),
         norm_D=reader.float32(f"{role.stem}.ffn_norm.weight"),
-        feed_forward=load_feed_forward(reader, config, role),
+        feed_forward=load_feed_forward(reader, config, role, spread),
     )
 
 

@@ -31,9 +31,15 @@ class StandIn:
 
     script: list[RequestOutput]
     calls: list[dict[str, object]]
+    closings = 0
 
     def __init__(self, model: object, accelerator: object, **options: object) -> None:
         self.calls.append({"model": model, "accelerator": accelerator, **options})
+
+    rank = 0
+
+    def close(self) -> None:
+        type(self).closings += 1
 
     def get_tokenizer(self) -> None:
         return None
@@ -66,11 +72,12 @@ def test_options_reach_the_library(run: Run, library: type[StandIn], tmp_path: P
         *("--max-num-batched-tokens", "64", "--block-size", "16", "--num-blocks", "10", "--num-state-slots", "4"),
         *("--memory-utilization", "0.5", "--num-speculative-tokens", "2", "--verification", "coupled"),
         *("--variable-verification", "--cost-curves", "kept", "--no-decode-graphs", "--graph-interval", "4"),
-        "--no-async-scheduling",
+        *("--no-async-scheduling", "--data-parallel-size", "1", "--rank-deadline-s", "5"),
         *("--truncated-prefill", "mask", "--truncated-prefill-keep-tokens", "77", "--json-schema", schema),
     )
     assert ran.status == 0, ran.err
     built, generated = library.calls
+    assert library.closings == 1
     assert built == {
         "model": tmp_path,
         "accelerator": "cpu_ref",
@@ -93,6 +100,9 @@ def test_options_reach_the_library(run: Run, library: type[StandIn], tmp_path: P
         "graph_interval": 4,
         "truncated_prefill": "mask",
         "truncated_prefill_keep_tokens": 77,
+        "data_parallel_size": 1,
+        "expert_parallel_size": 1,
+        "rank_deadline_s": 5.0,
     }
     assert generated["prompts"] == ["one", "two", [1, 2, 3], [4]]
     assert generated["use_tqdm"] is True

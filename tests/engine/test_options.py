@@ -43,6 +43,9 @@ FROZEN = {
     "truncated_prefill_keep_tokens": None,
     "seed": 0,
     "allow_fallback": (),
+    "data_parallel_size": None,
+    "expert_parallel_size": 1,
+    "rank_deadline_s": 60.0,
 }
 
 

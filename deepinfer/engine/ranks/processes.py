@@ -1,0 +1,207 @@
+"""The processes of the ranks of this machine: started, spoken to, watched, and ended."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any, Final
+
+from deepinfer.accelerator import LostRanksError
+from deepinfer.engine.ranks.messages import Beginning, Reply
+from deepinfer.errors import RankFailedError
+
+_PROGRAM: Final = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from deepinfer.engine.ranks.child import main; "
+    "main(int(sys.argv[2]))"
+)
+GRACE_S: Final = 1.0
+"""How long the other ranks may take to say what they saw, once one of them has failed."""
+_STARTING_S: Final = 60.0
+_CLOSING_S: Final = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class RankProcess:
+    """One rank.
+
+    Attributes:
+        rank: its number.
+        process: its process.
+        pipe: our end.
+        due: the commands that it has not answered, oldest first.
+    """
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    pipe: Connection[Any, Any]
+    due: deque[str] = field(default_factory=deque)
+
+    @classmethod
+    def start(cls, beginning: Beginning) -> RankProcess:
+        """Start the process and tell it where it stands.
+
+        It is a fresh interpreter, not a copy of this one: a script needs no guard around its own first lines.
+        """
+        ours, theirs = multiprocessing.Pipe()
+        try:
+            arguments = [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), str(theirs.fileno())]
+            process = subprocess.Popen(  # noqa: S603 - this interpreter, and a program of our own
+                arguments,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                process_group=0,  # Ctrl-C is for this process to act on
+            )
+        finally:
+            theirs.close()
+        started = cls(beginning.place.rank, process, ours, deque(["begin"]))
+        ours.send(beginning)
+        return started
+
+    def send(self, name: str, argument: object = None) -> None:
+        """Send a command; a rank that has died is found out when its answer is awaited."""
+        self.due.append(name)
+        try:
+            self.pipe.send((name, argument))
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+    def kill(self) -> None:
+        """End it now."""
+        self.pipe.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+class RankProcesses:
+    """All ranks of this machine."""
+
+    def __init__(self, beginnings: Iterable[Beginning], deadline_s: float) -> None:
+        """Start them; :meth:`collect` gives what each says when it is ready."""
+        self._deadline_s = deadline_s
+        self._has_started = False
+        self._ranks: list[RankProcess] = []
+        try:
+            for beginning in beginnings:
+                self._ranks.append(RankProcess.start(beginning))
+        except BaseException:
+            self.kill()
+            raise
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def started(self) -> list[Any]:
+        """Wait until all ranks are ready and return what each says; raises what the first that failed has raised."""
+        self.collect(max(self._deadline_s, _STARTING_S))
+        self.send(range(len(self)), "join")
+        replies = self.collect()
+        self._has_started = True
+        return [reply.value for _, _, reply in replies]
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Their process ids, by rank."""
+        return tuple(each.process.pid for each in self._ranks)
+
+    def has_due(self) -> bool:
+        """Say whether answers are still to come, to commands whose caller was interrupted."""
+        return any(each.due for each in self._ranks)
+
+    def send(self, ranks: Iterable[int], name: str, argument: object = None) -> None:
+        """Send a command to some ranks."""
+        for rank in ranks:
+            self._ranks[rank].send(name, argument)
+
+    def collect(self, deadline_s: float | None = None) -> list[tuple[int, str, Reply]]:
+        """Return every answer that is due, as (rank, command, reply), in rank order.
+
+        Ranks step together: once one has answered, the others may be as far behind as the deadline says.
+
+        Raises:
+            RankFailedError: a rank has died, fell silent, or said that it cannot go on. The ranks are of no use then.
+        """
+        found: dict[int, list[tuple[int, str, Reply]]] = {each.rank: [] for each in self._ranks}
+        fatal: dict[int, BaseException] = {}
+        until: float | None = None
+        while waiting := [each for each in self._ranks if each.due and each.rank not in fatal]:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            ready = wait([each.pipe for each in waiting], left)
+            if not ready:
+                break
+            for each in waiting:
+                if each.pipe in ready:
+                    self._receive(each, found[each.rank], fatal)
+            if fatal:
+                until = min(until or time.monotonic() + GRACE_S, time.monotonic() + GRACE_S)
+            elif until is None and any(not each.due for each in self._ranks):
+                until = time.monotonic() + (deadline_s or self._deadline_s) + GRACE_S
+        silent = [each for each in self._ranks if each.due and each.rank not in fatal]
+        if fatal or silent:
+            raise self._failure(fatal, silent)
+        return [answer for rank in sorted(found) for answer in found[rank]]
+
+    def close(self) -> None:
+        """End all ranks in order, those that do not follow by force."""
+        for each in self._ranks:
+            each.send("close")
+        until = time.monotonic() + _CLOSING_S
+        try:
+            for each in self._ranks:
+                try:
+                    each.process.wait(max(0.0, until - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    continue
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """End all ranks now."""
+        for each in self._ranks:
+            each.kill()
+
+    def _receive(
+        self, each: RankProcess, answers: list[tuple[int, str, Reply]], fatal: dict[int, BaseException]
+    ) -> None:
+        try:
+            reply: Reply = each.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            fatal[each.rank] = EOFError(self._how_it_ended(each))
+            return
+        name = each.due.popleft()
+        if reply.is_fatal:
+            fatal[each.rank] = reply.error or EOFError("it gave up and did not say why")
+        answers.append((each.rank, name, reply))
+
+    def _how_it_ended(self, each: RankProcess) -> str:
+        try:
+            status = each.process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            return "it closed its pipe"
+        return f"it was ended by signal {-status}" if status < 0 else f"it ended with status {status}"
+
+    def _failure(self, fatal: Mapping[int, BaseException], silent: Sequence[RankProcess]) -> BaseException:
+        """Return what is to be raised: who is at fault, not who noticed."""
+        noticed = {rank: error for rank, error in fatal.items() if isinstance(error, LostRanksError)}
+        causes = {rank: error for rank, error in fatal.items() if rank not in noticed}
+        if not self._has_started:
+            for _, error in sorted(causes.items()):
+                if not isinstance(error, EOFError):
+                    return error  # a wrong directory is the same error with one rank and with many
+        if causes:
+            words = [
+                f"rank {rank} {'died: ' if isinstance(error, EOFError) else f'raised {type(error).__name__}: '}{error}"
+                for rank, error in sorted(causes.items())
+            ]
+            return RankFailedError(causes, "; ".join(words))
+        missing = {rank for error in noticed.values() for rank in error.missing} | {each.rank for each in silent}
+        words = [f"rank {each.rank} did not answer {each.due[0]!r} in time" for each in silent]
+        words += [str(error) for _, error in sorted(noticed.items())[:1]]
+        return RankFailedError(missing, "; ".join(words))

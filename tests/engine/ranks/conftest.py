@@ -1,0 +1,74 @@
+"""Ranks as threads of this process, each with an engine and memberships of its own; no driver is shared."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepinfer.accelerator import AcceleratorDriver, LostRanksError
+from deepinfer.engine.build import build_engine_on
+from deepinfer.engine.engine import Engine
+from deepinfer.engine.options import EngineOptions
+from deepinfer.engine.worker import Worker
+from deepinfer.parallel.ranks.groups import RankGroups, free_port, join_groups
+from deepinfer.parallel.ranks.recording import Recorder
+from deepinfer.settings import LaunchedRank, Settings
+from deepinfer_conformance.drivers import NullDriver
+
+SIZES = {"block_size": 4, "num_blocks": 64, "max_num_seqs": 8, "async_scheduling": False, "rank_deadline_s": 20.0}
+
+
+class Seat:
+    """What one rank has in its hands."""
+
+    def __init__(self, engine: Engine, groups: RankGroups, recorder: Recorder) -> None:
+        self.engine, self.groups, self.recorder = engine, groups, recorder
+
+
+@pytest.fixture
+def together(tiny_directory: Path) -> Callable[..., list[Any]]:
+    """Let every rank of a group build an engine and act; return what each gave, in rank order."""
+
+    def run(
+        world: int,
+        act: Callable[[Seat], Any],
+        driver: Callable[[], AcceleratorDriver] = NullDriver,
+        model: Path | None = tiny_directory,
+        worker_type: type[Worker] = Worker,
+        **options: Any,
+    ) -> list[Any]:
+        port, finished = free_port(), threading.Barrier(world)
+        chosen = EngineOptions(**{**SIZES, **options})
+
+        def one(rank: int) -> Any:
+            recorder = Recorder()
+            try:
+                own = driver()
+                groups = join_groups(
+                    LaunchedRank(rank, world, rank, world, "127.0.0.1", port),
+                    own,
+                    expert_parallel_size=chosen.expert_parallel_size,
+                    deadline_s=chosen.rank_deadline_s,
+                    recorder=recorder,
+                )
+                engine = build_engine_on(own, model, chosen, Settings(), worker_type=worker_type, ranks=groups)
+                return act(Seat(engine, groups, recorder))
+            except Exception as error:  # noqa: BLE001 - raised below, by who is at fault
+                return error
+            finally:
+                finished.wait(60)  # nobody's membership is dropped while others still look at it
+
+        with ThreadPoolExecutor(world) as pool:
+            found = list(pool.map(one, range(world)))
+        # Who was waited for in vain has the reason; those who waited only say so.
+        errors = [each for each in found if isinstance(each, BaseException)]
+        for error in sorted(errors, key=lambda each: isinstance(each, LostRanksError)):
+            raise error
+        return found
+
+    return run
