@@ -32,7 +32,7 @@ def test_a_seed_gives_the_same_items_and_another_seed_others() -> None:
 def test_a_recalled_value_stands_in_the_prompt_at_about_the_asked_distance(tokenizer: Tokenizer) -> None:
     for distance in DISTANCES:
         item = draw_item("recall", random.Random(distance), "test", distance)
-        name = re.search(r"\n(\w+) has$", item.prompt)
+        name = re.search(r"\nTell: (\w+) has$", item.prompt)
         assert name is not None
         assert item.prompt.count(f"{name[1]} has{item.answer}.") == 1
         before = item.prompt[: item.prompt.index(f"{name[1]} has{item.answer}.") + len(f"{name[1]} has{item.answer}")]

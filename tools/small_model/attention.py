@@ -13,7 +13,7 @@ from deepinfer.model.roles import LayerRole
 
 from .long_range import make_entries, pick_entries
 from .operators import Rotation, rms
-from .run import HIDDEN_SCORE, Picks, Run
+from .run import HIDDEN_SCORE, FarShare, Picks, Run
 
 
 def attention(x_ND: Tensor, run: Run, role: LayerRole) -> Tensor:
@@ -51,6 +51,8 @@ def attention(x_ND: Tensor, run: Run, role: LayerRole) -> Tensor:
     if picks is not None and role.kv_owner is not None and role.topk_owner is not None:
         far_share = share[..., near_width:-1]
         output_BTHC = output_BTHC + _far_output(far_share, picks, run.entries[role.kv_owner].value_BNC)
+        if run.options.coaching:
+            run.far_shares.append(FarShare(role.kv_owner, picks, far_share.mean(2)))
         run.masses.setdefault(role.topk_owner, []).append(far_share.detach().mean(2))
     return project(output_BTHC, run, stem, rotation, run.position_T)
 

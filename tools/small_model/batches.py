@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from .world import Item, Preamble, Task, draw_item, preamble
+from .world import Item, Preamble, Task, draw_item, preamble, question
 
 BEGIN_ID, END_ID, PAD_ID = 0, 1, 2
 _TEXT_WEIGHT, _ANSWER_WEIGHT = 0.1, 1.0
@@ -28,15 +28,19 @@ _TASKS: dict[Task, float] = {"sum": 0.5, "json": 0.14, "brackets": 0.1, "facts":
 
 
 class Batch(NamedTuple):
-    """Token ids [B, T] and the loss weight of each position's own token [B, T]."""
+    """Token ids [B, T], the loss weight of each position's own token [B, T], and which of them recall the document."""
 
     ids_BT: Tensor
     weight_BT: Tensor
+    recalled_BT: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a batch holds: sequences, their length, and how often an item of the stream asks for the document."""
+    """What a batch holds: sequences, their length, and how often an item of the stream asks for the document.
+
+    The larger that share, the more of the sequences have a document: three quarters at least, unless it is 0.
+    """
 
     sequences: int
     length: int
@@ -51,24 +55,27 @@ def make_batch(tokenizer: Tokenizer, recipe: Recipe, seed: int, step: int) -> Ba
     """Make the batch of one step."""
     rng = random.Random(f"train {seed} {step}")
     rows = [_sequence(tokenizer, rng, recipe) for _ in range(recipe.sequences)]
-    ids_BT = torch.tensor([ids for ids, _ in rows])
-    return Batch(ids_BT, torch.tensor([weights for _, weights in rows]))
+    ids, weights, recalled = zip(*rows, strict=True)
+    return Batch(torch.tensor(ids), torch.tensor(weights), torch.tensor(recalled))
 
 
-def _sequence(tokenizer: Tokenizer, rng: random.Random, recipe: Recipe) -> tuple[list[int], list[float]]:
+def _sequence(tokenizer: Tokenizer, rng: random.Random, recipe: Recipe) -> tuple[list[int], list[float], list[bool]]:
     ids: list[int] = []
     weights: list[float] = []
+    recalled: list[bool] = []
 
     def add(text: str, weight: float, *, stop: bool = False) -> None:
         new = tokenizer.encode(text, add_special_tokens=False).ids + [END_ID] * stop
         ids.extend(new)
         weights.extend([weight] * len(new))
+        recalled.extend([False] * len(new))
 
     if rng.random() < _BEGIN_CHANCE:
         ids.append(BEGIN_ID)
         weights.append(0.0)
+        recalled.append(False)
     stated: Preamble | None = None
-    if rng.random() < _DOCUMENT_CHANCE and recipe.recall_share:
+    if recipe.recall_share and rng.random() < max(_DOCUMENT_CHANCE, recipe.recall_share):
         # Documents of every size up to two thirds: near and far questions in every sequence length.
         size = int(recipe.length * rng.uniform(0.1, 0.65))
         pairs = min(rng.randint(2, max(2, size // 9)), 40)
@@ -77,13 +84,14 @@ def _sequence(tokenizer: Tokenizer, rng: random.Random, recipe: Recipe) -> tuple
     while len(ids) < recipe.length:
         if stated is not None and rng.random() < recipe.recall_share:
             name = rng.choice(list(stated.values))
-            add(f"\n{name} has", 0.0)
+            add(question(name), 0.0)
             add(f" {stated.values[name]}", _ANSWER_WEIGHT, stop=True)
+            recalled[-2] = True  # the value is one token, before the stop
             continue
         item = _draw(rng)
         add(item.prompt, _TEXT_WEIGHT if item.task == "sentence" else 0.0)
         add(item.answer, _TEXT_WEIGHT if item.task == "sentence" else _ANSWER_WEIGHT, stop=True)
-    return ids[: recipe.length], weights[: recipe.length]
+    return ids[: recipe.length], weights[: recipe.length], recalled[: recipe.length]
 
 
 def _draw(rng: random.Random) -> Item:

@@ -65,7 +65,10 @@ class Codecs:
         if not self.weights:
             return weights
         storages = {stacked_name(parameter)[0]: parameter for parameter in parameters(config, ("text", "draft"))}
-        return {name: straight_through(weight, _rounding(storages[name])) for name, weight in weights.items()}
+        return {
+            name: straight_through(weight, _rounding(storages[name])) if name in storages else weight
+            for name, weight in weights.items()
+        }
 
 
 def _rounding(parameter: Parameter) -> Callable[[Tensor], Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .batches import Batch
+from .coaching import coaching_loss
 from .codecs import Codecs
 from .draft import Rounds, draft
 from .experts import balance
@@ -76,7 +77,8 @@ def learn(
     each = F.cross_entropy(logits, batch.ids_BT[:, 1:][counted], reduction="none")
     share = weight_BT[counted]
     loss = (each * share).sum() / share.sum()
-    _step(optimiser, loss + passed.index_loss, rate, team)
+    aids = options.coaching * coaching_loss(passed.run, batch) if options.coaching else torch.zeros(())
+    _step(optimiser, loss + passed.index_loss + aids, rate, team)
     _balance(weights, passed.run.loads, balance_rate, team)
     answers = each.detach()[share >= 1.0]
     return Losses(loss.item(), answers.mean().item() if answers.numel() else loss.item(), passed.index_loss.item())

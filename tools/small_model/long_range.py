@@ -21,6 +21,8 @@ def make_entries(x_BTD: Tensor, run: Run, role: LayerRole) -> Entries:
     """Compress all positions into an owner's entries and index keys."""
     config, weights = run.config, run.weights
     stem = f"{role.stem}.attn"
+    if run.options.coaching:
+        run.compressed[role.layer] = x_BTD
     latent = x_BTD @ weights[f"{stem}.compressor.wkv.weight"].T
     if role.ratio > 1:
         gate = x_BTD @ weights[f"{stem}.compressor.wgate.weight"].T

@@ -30,6 +30,7 @@ class Options:
         attend_all: every visible entry is attended to, not the picks alone; the indexer then learns from all.
         explore: random visible entries attended to beside the picks.
         index_loss: also compute how far the index scores are from the attention's own masses.
+        coaching: weight of the training aids (coaching.py); what they read is kept only where it is not zero.
         long_range: False runs without the compressed entries: the control.
         dense_entries: up to so many entries, picks are a mask over all entries; above they are gathered.
     """
@@ -38,6 +39,7 @@ class Options:
     attend_all: bool = False
     explore: int = 0
     index_loss: bool = False
+    coaching: float = 0.0
     long_range: bool = True
     dense_entries: int = 320
 
@@ -70,6 +72,15 @@ class Entries:
     visible_T: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class FarShare:
+    """One layer's attention on long-range entries [B, T, N or K], averaged over heads, with its gradient."""
+
+    owner: int
+    picks: Picks
+    share_BTK: Tensor
+
+
 @dataclass
 class Run:
     """One pass; T is a multiple of the window."""
@@ -87,6 +98,8 @@ class Run:
     entries: dict[int, Entries] = field(default_factory=dict)
     picks: dict[int, Picks] = field(default_factory=dict)
     masses: dict[int, list[Tensor]] = field(default_factory=dict)
+    far_shares: list[FarShare] = field(default_factory=list)
+    compressed: dict[int, Tensor] = field(default_factory=dict)
     window_shares: dict[int, Tensor] = field(default_factory=dict)
     loads: dict[str, Tensor] = field(default_factory=dict)
 

@@ -31,10 +31,11 @@ class Stage:
 
 _SHORT, _MIDDLE, _LONG, _LONGER = Recipe(16, 128), Recipe(8, 256), Recipe(4, 512), Recipe(2, 1024)
 _LONGEST = Recipe(1, 1792)
+_DRILL, _LONG_DRILL = Recipe(16, 128, recall_share=0.95), Recipe(8, 256, recall_share=0.9)
 STAGES = (
-    Stage(0.20, (_SHORT,)),
-    Stage(0.40, (_MIDDLE, _SHORT)),
-    Stage(0.55, (_LONG, _MIDDLE, _SHORT)),
+    Stage(0.25, (_DRILL, _SHORT)),
+    Stage(0.40, (_LONG_DRILL, _SHORT)),
+    Stage(0.55, (_LONG, _LONG_DRILL, _SHORT)),
     Stage(0.70, (_LONGER, _MIDDLE, _LONG, _SHORT)),
     Stage(1.01, (_LONGEST, _MIDDLE, _LONGER, _SHORT, _LONG, _MIDDLE)),
 )
@@ -42,6 +43,7 @@ ATTEND_ALL_UP_TO = 256
 """Sequences up to this length attend to every entry until ``PICKS_FROM``: the indexer learns from all of them."""
 PICKS_FROM = 0.60
 EXPLORE = 8
+_COACHED_UNTIL, _ALONE_FROM = 0.50, 0.80
 
 
 @dataclass
@@ -81,6 +83,7 @@ def options_at(progress: float, recipe: Recipe) -> Options:
         attend_all=everything,
         explore=0 if everything or quantised else EXPLORE,
         index_loss=True,
+        coaching=coaching_at(progress),
     )
 
 
@@ -90,6 +93,11 @@ def rate_at(progress: float, peak: float) -> float:
         return peak * max(progress / _WARM_UP, 0.01)
     fallen = (progress - _WARM_UP) / (1.0 - _WARM_UP)
     return peak * (_LOWEST + (1.0 - _LOWEST) * 0.5 * (1.0 + math.cos(math.pi * fallen)))
+
+
+def coaching_at(progress: float) -> float:
+    """Give the weight of the training aids."""
+    return min(1.0, max(0.0, (_ALONE_FROM - progress) / (_ALONE_FROM - _COACHED_UNTIL)))
 
 
 def balance_rate_at(progress: float) -> float:

@@ -23,9 +23,10 @@ _TOKENS_AT_ONCE = 8192
 
 
 def row_of(item: Item) -> tuple[Task, int]:
-    """Give the row that an item counts for: its task, and the asked distance that is nearest to its own."""
-    asked = min(DISTANCES, key=lambda distance: abs(distance - item.distance)) if item.distance else 0
-    return item.task, asked
+    """Give the row that an item counts for: its task, and the asked distance that is nearest to its own by ratio."""
+    if not item.distance:
+        return item.task, 0
+    return item.task, min(DISTANCES, key=lambda asked: max(asked / item.distance, item.distance / asked))
 
 
 def label_of(item: Item) -> str:

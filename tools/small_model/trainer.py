@@ -15,6 +15,7 @@ from tqdm import tqdm
 from deepinfer.model import ModelConfig
 
 from .batches import make_batch
+from .coaching import coach_weights
 from .codecs import Codecs
 from .configuration import compressed_ids
 from .learning import Losses, learn, learn_drafts, make_optimiser
@@ -74,7 +75,7 @@ class Trainer:
         self.folder, self.settings, self.tokenizer, self.config = folder, settings, tokenizer, config
         self.team = team or Team()
         self.model = SmallModel(config, compressed_ids(tokenizer, config))
-        self.weights = initial_weights(config, settings.seed)
+        self.weights = initial_weights(config, settings.seed) | coach_weights(config, settings.seed)
         self.plans = plans or {phase: Plan([(0, 0.0, _GUESS)]) for phase in PHASES}
         self.phase, self.step, self.tokens = 0, 0, 0
         self.seconds = dict.fromkeys(PHASES, 0.0)

@@ -5,7 +5,7 @@ An `Item` is a prompt with its one right answer. What a model cannot have learne
 ======== ============================================== =========================================================
 task     prompt and answer                              held out for the test split
 ======== ============================================== =========================================================
-recall   statements and sentences, ``Anna has`` - value a tenth of the name and value pairs; documents by seed
+recall   statements and sentences, ``Tell: Anna has``   a tenth of the name and value pairs; documents by seed
 sum      ``What is 12 + 30?`` - ``42``                  a tenth of the pairs of summands
 json     a schema and values - the record               a tenth of the prompts
 brackets an opening string - its closing                a tenth of the strings of two and more
@@ -58,6 +58,9 @@ PIECE = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s"
 
 _PIECE = re.compile(r" ?[^\W\d_]+| ?\d| ?[^\s\w]+|\s")
 _STATEMENT_TOKENS = 4
+_ASKED_TOKENS = 6  # the full stop behind a value and its question
+_HEADER = "Notes:"
+"""Begins every document, so that its first word too is written with the space before it, as the same token."""
 _HELD_OUT_ONE_IN = 10
 
 
@@ -91,6 +94,11 @@ def held_out(key: str) -> bool:
     return crc32(key.encode()) % _HELD_OUT_ONE_IN == 0
 
 
+def question(name: str) -> str:
+    """Ask what a name has; the name is the token that the statement used."""
+    return f"\nTell: {name} has"
+
+
 def sentence(rng: random.Random) -> str:
     """Draw a sentence of about eleven tokens."""
     subject = f"the {rng.choice(ADJECTIVES)} {rng.choice(ANIMALS)}"
@@ -105,12 +113,12 @@ def preamble(rng: random.Random, tokens: int, pairs: int, split: Split) -> Pream
     sentences = max(0, (tokens - _STATEMENT_TOKENS * pairs) // 11)
     parts: list[str | None] = [*values, *([None] * sentences)]
     rng.shuffle(parts)
-    pieces: list[str] = []
+    pieces: list[str] = [_HEADER]
     places: dict[str, int] = {}
-    length = 0
+    length = count_tokens(_HEADER)
     for name in parts:
         text = sentence(rng) if name is None else f"{name} has {values[name]}."
-        pieces.append(text if not pieces else f" {text}")
+        pieces.append(f" {text}")
         length += count_tokens(pieces[-1])
         if name is not None:
             places[name] = length - 1
@@ -124,7 +132,7 @@ def recall_item(rng: random.Random, distance: int, split: Split) -> Item:
     name, *others = values
     pieces = [f" {sentence(rng)}" for _ in range(rng.randrange(3))]
     pieces.append(f" {name} has {values[name]}.")
-    left = distance - _STATEMENT_TOKENS
+    left = distance - _ASKED_TOKENS
     fillers = [f" {other} has {values[other]}." for other in others]
     while fillers and left < _STATEMENT_TOKENS * len(fillers):
         fillers.pop()
@@ -134,8 +142,9 @@ def recall_item(rng: random.Random, distance: int, split: Split) -> Item:
         left -= count_tokens(more)
     rng.shuffle(fillers)
     after = "".join(fillers)
-    text = ("".join(pieces) + after).lstrip()
-    return Item("recall", f"{text}\n{name} has", f" {values[name]}", count_tokens(after) + _STATEMENT_TOKENS)
+    asked = question(name)
+    text = _HEADER + "".join(pieces) + after
+    return Item("recall", text + asked, f" {values[name]}", count_tokens(after) + _ASKED_TOKENS)
 
 
 def sum_item(rng: random.Random, split: Split) -> Item:
