@@ -89,7 +89,10 @@ class LLM:
         return self._engine.rank if isinstance(self._engine, LaunchedEngine) else 0
 
     def close(self) -> None:
-        """End the processes that the engine started, the compiler of structured output; it can be used again."""
+        """End the processes that the engine started: the compiler of structured output, and ranks.
+
+        One engine can be used again; many ranks of this machine cannot.
+        """
         self._engine.close()
 
     def get_tokenizer(self) -> Tokenizer | None:

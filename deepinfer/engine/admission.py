@@ -129,6 +129,15 @@ class AdmissionRules:
         problems += _image_problems(submission, self.config.hidden_size)
         return tuple(problems)
 
+    def logits_problems(self, num_ids: int, mask: Sequence[bool] | None) -> list[str]:
+        """Return why logits of so many ids cannot be given beyond what :meth:`refusals` says."""
+        problems = []
+        if mask is not None and len(mask) != num_ids:
+            problems.append(f"image_mask has {len(mask)} flags for {num_ids} ids")
+        if self.leaves_rows_out:
+            problems.append("this engine leaves rows of a prompt out; build it with truncated_prefill='off'")
+        return problems
+
 
 def read_token_ids(prompt: object) -> tuple[int, ...]:
     """Return a prompt as Python integers, or raise TypeError with the second half of a sentence about it.

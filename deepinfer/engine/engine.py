@@ -6,13 +6,14 @@ import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
 from deepinfer.accelerator import Plan, Stream
 from deepinfer.engine.admission import AdmissionRules, Submission, fork_problems, parent_problems, read_mask, spans_of
 from deepinfer.engine.answers import Answer, Request, sequence_ids
-from deepinfer.engine.forms import WaitingForms
+from deepinfer.engine.forms import WaitingForms, compiler_of
 from deepinfer.engine.memory import PoolPlan
 from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.outputs import EngineStats, RequestOutput, StepRecord, StepTimes
@@ -20,10 +21,9 @@ from deepinfer.engine.pipeline import Pipeline
 from deepinfer.engine.request_table import RequestTable
 from deepinfer.engine.runs import asked_runs, taken_runs
 from deepinfer.engine.worker import LogitsRequest, RowExtras, Worker
-from deepinfer.errors import ArgumentError, InvariantError, RankFailedError
+from deepinfer.errors import ArgumentError, RankFailedError
 from deepinfer.model.config import ModelConfig
 from deepinfer.parallel.ranks.groups import RankGroups
-from deepinfer.sampling.grammar import GrammarCompiler
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.sampling.prompt import PromptLogProbabilities
 from deepinfer.sampling.streams import random_seed
@@ -69,11 +69,7 @@ class Engine:
         stream: Stream | None = None,
         ranks: RankGroups | None = None,
     ) -> None:
-        """Put an engine together.
-
-        ``stream`` is the device's queue for asynchronous scheduling, None for none of it. ``ranks`` are the groups of
-        an engine that runs its steps together with others, None for one alone.
-        """
+        """Put an engine together; ``stream`` is for asynchronous scheduling, ``ranks`` for steps with other engines."""
         self.config = config
         self.options = options
         self.plan = plan
@@ -91,7 +87,7 @@ class Engine:
             leaves_rows_out=options.is_prefill_truncated,
         )
         self._table = RequestTable()
-        self._forms = WaitingForms(self._make_compiler, [config.eos_token_id])
+        self._forms = WaitingForms(partial(compiler_of, tokenizer, config), [config.eos_token_id])
         self._seeds = random.Random(options.seed)
         self._last_step: ScheduledStep | None = None
         self._steps = 0
@@ -252,18 +248,13 @@ class Engine:
             image_mask: true where a position lies in an image span; runs of true positions are spans.
 
         Raises:
-            ArgumentError: the ids or the mask are refused, the request could not be computed, or others are
-                unfinished, whose records would have no reader.
+            ArgumentError: with every reason; one is that others are unfinished, whose records would have no reader.
             TypeError: listing every argument of a wrong type.
         """
-        mask = () if image_mask is None else read_mask(image_mask)
-        submission = Submission.read(request_id, ids, _LOGITS_PARAMS, image_spans=spans_of(mask))
+        mask = None if image_mask is None else read_mask(image_mask)
+        submission = Submission.read(request_id, ids, _LOGITS_PARAMS, image_spans=spans_of(mask or ()))
         num_ids = len(submission.prompt_token_ids)
-        problems = list(self.rules.refusals(submission))
-        if image_mask is not None and len(mask) != num_ids:
-            problems.append(f"image_mask has {len(mask)} flags for {num_ids} ids")
-        if self.options.is_prefill_truncated:
-            problems.append("this engine leaves rows of a prompt out; build it with truncated_prefill='off'")
+        problems = [*self.rules.refusals(submission), *self.rules.logits_problems(num_ids, mask)]
         if self.has_unfinished_requests():
             problems.append(f"{len(self._table)} requests are unfinished; run step() until they end, or abort them")
         if problems:
@@ -364,11 +355,6 @@ class Engine:
         self._forms.forget([request.request_id])
         self._table.finish([answer.end_unscheduled(status, text) for answer in request.living()])
 
-    def _make_compiler(self) -> GrammarCompiler:
-        if self.tokenizer is None:
-            raise InvariantError("a form is to be compiled, but there is no tokenizer; admission refuses such requests")
-        return GrammarCompiler(self.tokenizer, self.config.vocab_size, [self.config.eos_token_id])
-
     def _new_request(self, submission: Submission, extras: RowExtras) -> Request:
         asked = submission.params.seed
         seed = asked if asked is not None else random_seed(self._seeds)
@@ -436,8 +422,7 @@ class Engine:
         return True
 
     def _new_scheduler(self) -> Scheduler:
-        votes = None if self._ranks is None else self._ranks.votes
-        return Scheduler(self._scheduler_config, votes, self._worker.lengths)
+        return Scheduler(self._scheduler_config, self._ranks.votes if self._ranks else None, self._worker.lengths)
 
     def _answers(self, step: ScheduledStep) -> list[Answer]:
         return [self._table.answer(sequence.request_id) for sequence in step.sequences]
@@ -496,8 +481,7 @@ class Engine:
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """Mark the books as torn unless the block comes to its end."""
-        before = self._is_torn
-        self._is_torn = True
+        before, self._is_torn = self._is_torn, True
         yield
         self._is_torn = before
 

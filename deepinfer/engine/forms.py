@@ -9,9 +9,19 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from deepinfer.engine.answers import Request
+from deepinfer.errors import InvariantError
+from deepinfer.model.config import ModelConfig
 from deepinfer.sampling.grammar import GrammarCompiler, GrammarProgress, StructuredOutputs
 from deepinfer.sampling.grammar.library import GrammarError
 from deepinfer.scheduling.sequence import Sequence as ScheduledSequence
+from deepinfer.tokenizer import Tokenizer
+
+
+def compiler_of(tokenizer: Tokenizer | None, config: ModelConfig) -> GrammarCompiler:
+    """Return a compiler of forms for a model."""
+    if tokenizer is None:
+        raise InvariantError("a form is to be compiled, but there is no tokenizer; admission refuses such requests")
+    return GrammarCompiler(tokenizer, config.vocab_size, [config.eos_token_id])
 
 
 class Prepared(NamedTuple):

@@ -21,7 +21,7 @@ from deepinfer.engine.outputs import CompletionOutput, EngineStats, RequestOutpu
 from deepinfer.engine.ranks.messages import Beginning, ForkRequest, Parcel, RankFacts, Reply
 from deepinfer.engine.ranks.processes import RankProcesses
 from deepinfer.engine.ranks.seeding import with_seed
-from deepinfer.errors import ArgumentError, DuplicateRequestError, RankFailedError
+from deepinfer.errors import ArgumentError, DeepInferError, DuplicateRequestError, RankFailedError
 from deepinfer.model.checkpoint import packaged_model_path
 from deepinfer.parallel.ranks.groups import free_port
 from deepinfer.sampling.params import SamplingParams
@@ -124,8 +124,7 @@ class LocalRanks:
         self._living: dict[str, _Living] = {}
         self._arrivals = 0
         self._records: list[tuple[int, RequestOutput]] = []
-        self._failure: RankFailedError | None = None
-        self._is_closed = False
+        self._failure: DeepInferError | None = None
 
     @property
     def world_size(self) -> int:
@@ -215,9 +214,8 @@ class LocalRanks:
 
     def close(self) -> None:
         """End the ranks; requests that are unfinished are aborted."""
-        self._is_closed = True
         if self._failure is None and self._end.alive:
-            self._fail(RankFailedError((), "they were closed"))
+            self._fail(DeepInferError("the ranks were closed; build another LLM"))
             self._end.detach()
             self._ranks.close()
 
@@ -300,7 +298,7 @@ class LocalRanks:
                 if record.finished:
                     del self._living[record.request_id]
 
-    def _fail(self, error: RankFailedError) -> None:
+    def _fail(self, error: DeepInferError) -> None:
         """Give everything up: each unfinished request gets its terminal record."""
         self._failure = error
         for living in self._living.values():

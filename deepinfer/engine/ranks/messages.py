@@ -9,7 +9,7 @@ import io
 import pickle
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -19,8 +19,6 @@ from deepinfer.errors import DeepInferError
 from deepinfer.model.config import ModelConfig
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.settings import LaunchedRank
-
-Command = Literal["add", "fork", "abort", "discard", "step", "stats", "check", "votes", "close"]
 
 
 @dataclass(frozen=True, slots=True)

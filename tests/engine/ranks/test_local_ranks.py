@@ -17,7 +17,7 @@ from deepinfer.engine.build import build_engine
 from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.outputs import RequestOutput
 from deepinfer.engine.ranks import processes
-from deepinfer.errors import ArgumentError, ConfigurationError, DuplicateRequestError, RankFailedError
+from deepinfer.errors import ArgumentError, ConfigurationError, DeepInferError, DuplicateRequestError, RankFailedError
 from deepinfer.settings import Settings
 
 OPTIONS: dict[str, Any] = {"block_size": 4, "num_blocks": 64, "max_num_seqs": 8, "batch_invariant": True}
@@ -182,4 +182,9 @@ def test_nothing_is_left_of_ranks_that_were_closed(tiny_directory: Path) -> None
     llm.ranks.add_request("a", [5])
     llm.close()
     assert not any(is_alive(pid) for pid in llm.ranks.pids)
-    assert [record.outputs[0].finish_reason for record in llm.ranks.step()] == ["abort"]
+    answers = [record.outputs[0] for record in llm.ranks.step()]
+    assert [(answer.finish_reason, answer.message) for answer in answers] == [
+        ("abort", "the ranks were closed; build another LLM")
+    ]
+    with pytest.raises(DeepInferError, match="were closed"):
+        llm.generate([[5]], use_tqdm=False)
