@@ -422,7 +422,7 @@ class Engine:
         return True
 
     def _new_scheduler(self) -> Scheduler:
-        return Scheduler(self._scheduler_config, self._ranks and self._ranks.votes, self._worker.lengths)
+        return Scheduler(self._scheduler_config, self._ranks.votes if self._ranks else None, self._worker.lengths)
 
     def _answers(self, step: ScheduledStep) -> list[Answer]:
         return [self._table.answer(sequence.request_id) for sequence in step.sequences]
