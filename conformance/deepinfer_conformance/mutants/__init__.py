@@ -95,9 +95,18 @@ def _writes_an_input(case: Case, original: OpFunction) -> OpFunction:
 _WRITTEN: Final = ("pool_Nb", "logits_BV")
 
 
+def _unwritten(tensor: torch.Tensor) -> torch.Tensor:
+    """Return memory that nobody wrote: full of torch's poison where that is switched on, else zeros.
+
+    What a plain call finds is chance. It may be what a poisoned call has left there, and then no check can see it.
+    """
+    fresh = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    return fresh if torch.are_deterministic_algorithms_enabled() else fresh.zero_()
+
+
 def _leaves_memory_unwritten(case: Case, original: OpFunction) -> OpFunction:
     def spoilt(tensor: torch.Tensor, _: str) -> torch.Tensor:
-        spoilt = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        spoilt = _unwritten(tensor)
         spoilt.view(-1)[1:] = tensor.reshape(-1)[1:]
         return spoilt
 
@@ -112,7 +121,7 @@ def _leaves_memory_unwritten(case: Case, original: OpFunction) -> OpFunction:
                 name in ("pool_Nb", "logits_BV", "cache.bytes_ZRb", "cache.bytes_NEb", "cache.bytes_Nb")
                 and tensor.numel()
             ):
-                tensor[0] = torch.empty_like(tensor[0])
+                tensor[0] = _unwritten(tensor[0])
         return result
 
     return call
