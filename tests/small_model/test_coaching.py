@@ -10,9 +10,11 @@ from deepinfer.model import ModelConfig
 from tools.small_model.batches import Batch, Recipe, make_batch
 from tools.small_model.coaching import PREFIX, coach_weights, echo_loss, guide_loss
 from tools.small_model.configuration import compressed_ids
+from tools.small_model.learning import learn, make_optimiser
 from tools.small_model.model import Passed, SmallModel
 from tools.small_model.parameters import initial_weights
 from tools.small_model.run import Options
+from tools.small_model.team import Team
 from tools.small_model.world import question
 
 ATTEND_ALL = Options(attend_all=True, coaching=1.0)
@@ -75,3 +77,17 @@ def test_without_questions_the_guide_is_silent(thin: ModelConfig, tokenizer: Tok
     batch = make_batch(tokenizer, Recipe(1, 48, recall_share=0.0), 1, 1)
     assert not batch.recalled_BT.any()
     assert guide_loss(passed(thin, tokenizer, batch, ATTEND_ALL).run, batch).item() == 0.0
+
+
+def test_a_team_goes_on_once_the_aids_have_faded_out(
+    thin: ModelConfig, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.small_model.team.distributed.all_reduce", lambda _: None)
+    model = SmallModel(thin, compressed_ids(tokenizer, thin))
+    weights = initial_weights(thin, 1) | coach_weights(thin, 1)
+    before = {name: weight.clone() for name, weight in weights.items()}
+    optimiser, batch = make_optimiser(weights, drafts=False), make_batch(tokenizer, Recipe(2, 40), 1, 1)
+    options = Options(attend_all=True, index_loss=True)
+    learn(model, weights, optimiser, batch, options, 3e-3, 1e-3, torch.Generator().manual_seed(1), Team(0, 2))
+    assert all(weights[name].equal(before[name]) for name in coach_weights(thin, 1))
+    assert not weights["head.weight"].equal(before["head.weight"])

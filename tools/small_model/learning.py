@@ -150,7 +150,8 @@ def _step(optimiser: torch.optim.Optimizer, loss: Tensor, rate: float, team: Tea
         group["lr"] = rate
     optimiser.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
-    learning = [weight for group in optimiser.param_groups for weight in group["params"]]
+    # The training aids' own weights have no gradient once those have faded out, on every process alike.
+    learning = [weight for group in optimiser.param_groups for weight in group["params"] if weight.grad is not None]
     team.average([weight.grad for weight in learning])
     torch.nn.utils.clip_grad_norm_(learning, _CLIP)
     optimiser.step()
