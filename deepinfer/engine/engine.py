@@ -95,8 +95,7 @@ class Engine:
         self._drafted_tokens = 0
         self._accepted_tokens = 0
         self._preemptions = 0
-        self._is_torn = False
-        self._is_launched = False
+        self._is_torn = self._is_launched = False
         self._pipeline = None if stream is None else Pipeline(stream, worker.lengths)
         self._called_s = self._computed_s = 0.0
 
