@@ -19,7 +19,7 @@ from deepinfer.accelerator.interface import (
 )
 from deepinfer.accelerator.ops import OP_GROUPS, Feature, Ops, all_op_names, needed_op_names
 from deepinfer.accelerator.plan import Plan, PlanRow, make_plan
-from deepinfer.accelerator.weights import PreparedWeight, StoredExpert, StoredWeight
+from deepinfer.accelerator.weights import ExpertSlot, PreparedWeight, StoredExpert, StoredWeight
 
 __all__ = [
     "INTERFACE_VERSION",
@@ -30,6 +30,7 @@ __all__ = [
     "Collectives",
     "EntryCache",
     "Event",
+    "ExpertSlot",
     "Feature",
     "Graph",
     "ImmediateStream",

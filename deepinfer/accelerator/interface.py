@@ -21,8 +21,8 @@ from deepinfer.accelerator.ops.base import OpGroup
 from deepinfer.errors import DeterminismError, OpRefusedError
 
 INTERFACE_VERSION: tuple[int, int] = (1, 1)
-"""1.1 adds ``join_group``, ``RankPlace``, ``runtime_variables``, ``serving``, and of streams ``enqueue``, ``to_host``,
-``close`` and ``elapsed_s``."""
+"""1.1 adds ``join_group``, ``RankPlace``, ``runtime_variables``, ``serving``, ``expert_slots`` of prepared weights, and
+of streams ``enqueue``, ``to_host``, ``close`` and ``elapsed_s``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from typing import Literal
 
 import torch
 
+from deepinfer.errors import OpRefusedError
+
 StoredFormat = Literal["float32", "bfloat16", "fp8_block32", "mxfp4", "engram_fp8"]
 Precision = Literal["activation", "float32"]
 
@@ -50,6 +52,23 @@ class StoredExpert:
     w3: StoredWeight
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertSlot:
+    """Where one prepared expert lies; interface 1.1.
+
+    Two slots whose forms, and whose tensors' shapes and dtypes, are equal may hold each other's experts, on one rank or
+    on two: whoever copies all tensors of one over those of the other has moved the expert. So a form says everything
+    about an expert that its tensors do not, and a driver keeps nothing derived from them elsewhere.
+
+    Attributes:
+        form: how the tensors are read; words of the driver's own.
+        tensors: packed weights and scales, contiguous, of the storage that the ops read; written in place.
+    """
+
+    form: str
+    tensors: tuple[torch.Tensor, ...]
+
+
 class PreparedWeight:
     """What a driver's ``prepare`` op returns: its own layout, opaque to everybody else.
 
@@ -60,3 +79,16 @@ class PreparedWeight:
 
     name: str
     nbytes: int
+
+    def expert_slots(self) -> tuple[ExpertSlot, ...]:
+        """Return the slots of what ``experts.prepare`` was given, in its order; interface 1.1.
+
+        They are asked for anew before each move: a driver may place its weights elsewhere at their first use.
+
+        Raises:
+            OpRefusedError: this weight's experts cannot be moved one by one; so does a driver that knows of no moves.
+        """
+        raise OpRefusedError(
+            f"{self.name!r}, a {type(self).__qualname__}, has no experts that can be moved one by one. Leave them "
+            f"where they are (expert_balancing='off'), or use a driver that can."
+        )

@@ -31,6 +31,16 @@ class PlainExperts:
         """Bytes on the device."""
         return self.weight_EKN.numel() * self.weight_EKN.element_size()
 
+    @property
+    def form(self) -> str:
+        """How the tensors are read, in words."""
+        return f"floats for {self.out_dtype}"
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What holds the experts, E first."""
+        return (self.weight_EKN,)
+
     def products(self, x_nK: Tensor, counts_E: Tensor) -> Tensor:
         """Return [n, N]."""
         x_nK = x_nK.to(self.weight_EKN.dtype).contiguous()
@@ -51,6 +61,16 @@ class MxExperts:
     def nbytes(self) -> int:
         """Bytes on the device."""
         return self.codes.numel() * self.codes.element_size() + self.scales.numel()
+
+    @property
+    def form(self) -> str:
+        """How the tensors are read, in words."""
+        return f"{'mxfp4' if self.is_fp4 else 'mxfp8'} for {self.out_dtype}"
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What holds the experts, E first: codes and scales."""
+        return (self.codes, self.scales)
 
     def products(self, x_nK: Tensor, counts_E: Tensor) -> Tensor:
         """Return [n, N]."""

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from deepinfer.accelerator.ops.experts import ExpertOps, RouterWeights, Routing
-from deepinfer.accelerator.weights import PreparedWeight, StoredExpert
+from deepinfer.accelerator.weights import ExpertSlot, PreparedWeight, StoredExpert
 from deepinfer_ascend.arithmetic import Arithmetic, refuse, require_width, silu, softplus
-from deepinfer_ascend.expert_weights import GroupedMatrices, make_grouped
+from deepinfer_ascend.expert_weights import GroupedMatrices, PlainExperts, make_grouped
 from deepinfer_ascend.matrices import Matrices, make_matrices
 from deepinfer_ascend.operators import Operators, RoutedRows
 
@@ -36,6 +36,15 @@ class RoutedExperts(PreparedWeight):
     experts: int
     hidden_size: int
     limit: float
+    is_private: bool = False
+
+    def expert_slots(self) -> tuple[ExpertSlot, ...]:
+        """See :meth:`PreparedWeight.expert_slots`; the NZ format is private to CANN, which moves it as a whole only."""
+        if self.is_private:
+            return super().expert_slots()
+        form = f"{self.gate_up.form} and {self.down.form}"
+        tensors = (*self.gate_up.tensors, *self.down.tensors)
+        return tuple(ExpertSlot(form, tuple(tensor[number] for tensor in tensors)) for number in range(self.experts))
 
 
 @dataclass(eq=False)
@@ -96,8 +105,10 @@ class NativeExperts(ExpertOps):
             in_nz=self._weights_in_nz,
         )
         first = experts[0].w1
+        nbytes = gate_up.nbytes + down.nbytes
+        is_private = self._weights_in_nz and not isinstance(gate_up, PlainExperts)
         return RoutedExperts(
-            first.name, gate_up.nbytes + down.nbytes, gate_up, down, len(experts), first.in_features, limit
+            first.name, nbytes, gate_up, down, len(experts), first.in_features, limit, is_private=is_private
         )
 
     def prepare_shared(self, expert: StoredExpert, limit: float) -> PreparedWeight:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.accelerator.ops.experts import ExpertOps, RouterWeights, Routing
-from deepinfer.accelerator.weights import PreparedWeight, StoredExpert, StoredWeight
+from deepinfer.accelerator.weights import ExpertSlot, PreparedWeight, StoredExpert, StoredWeight
 from deepinfer_cpu_ref.computation import Computed, refuse, require_width
 from deepinfer_cpu_ref.invariant import (
     best,
@@ -52,6 +52,17 @@ class PreparedExperts(PreparedWeight):
     experts: tuple[Expert, ...]
     hidden_size: int
     limit: float
+
+    def expert_slots(self) -> tuple[ExpertSlot, ...]:
+        """See :meth:`PreparedWeight.expert_slots`."""
+        matrices = [(expert.gate, expert.up, expert.down) for expert in self.experts]
+        return tuple(
+            ExpertSlot(
+                " ".join("of rows in fp8" if matrix.quantises_input else "of rows as they are" for matrix in parts),
+                tuple(matrix.weight_NK for matrix in parts),
+            )
+            for parts in matrices
+        )
 
 
 class CpuRefExperts(Computed, ExpertOps):

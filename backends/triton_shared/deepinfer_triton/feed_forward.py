@@ -13,7 +13,7 @@ from torch import Tensor
 
 from deepinfer.accelerator.interface import OpOptions
 from deepinfer.accelerator.ops.experts import Routing
-from deepinfer.accelerator.weights import PreparedWeight, StoredExpert
+from deepinfer.accelerator.weights import ExpertSlot, PreparedWeight, StoredExpert
 from deepinfer_triton.arithmetic import refuse, require_dtype, require_width
 from deepinfer_triton.configuration import launch
 from deepinfer_triton.expert_product import down_configuration, gate_up_configuration
@@ -35,6 +35,13 @@ class PreparedExperts(PreparedWeight):
     up: Matrices
     down: Matrices
     limit: float
+
+    def expert_slots(self) -> tuple[ExpertSlot, ...]:
+        """See :meth:`PreparedWeight.expert_slots`."""
+        matrices = (self.gate, self.up, self.down)
+        form = " ".join(each.form for each in matrices)
+        tensors = [tensor for each in matrices for tensor in each.tensors]
+        return tuple(ExpertSlot(form, tuple(tensor[number] for tensor in tensors)) for number in range(self.gate.count))
 
 
 class TritonExpertOps(TritonRoutingOps):

@@ -52,6 +52,17 @@ class Matrices:
         return self.values.shape[0]
 
     @property
+    def form(self) -> str:
+        """How the tensors are read, in words: kernels are chosen by it."""
+        name = ("floats", "fp8", "mxfp4")[self.format]
+        return f"{name} in bfloat16" if self.fits_bfloat16 else name
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What holds the matrices, E first: values, and scales where there are any."""
+        return (self.values, self.scales) if self.is_quantised else (self.values,)
+
+    @property
     def is_quantised(self) -> bool:
         """Whether the values are codes with scales."""
         return self.format != FLOAT

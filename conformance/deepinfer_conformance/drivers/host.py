@@ -14,7 +14,7 @@ from deepinfer.accelerator.capabilities import Capabilities, OpCapability, Repea
 from deepinfer.accelerator.interface import AcceleratorDriver, Availability, LinearShape, MemoryInfo, OpOptions
 from deepinfer.accelerator.ops.base import OpGroup
 from deepinfer.accelerator.ops.mixing import Mix
-from deepinfer.accelerator.weights import Precision, PreparedWeight, StoredExpert
+from deepinfer.accelerator.weights import ExpertSlot, Precision, PreparedWeight, StoredExpert
 from deepinfer.errors import DeterminismError, OpRefusedError
 
 DEFAULT_MEMORY_BYTES = 1 << 30
@@ -30,12 +30,18 @@ class NamedWeight(PreparedWeight):
         nbytes: always 0, nothing is held.
         out_features: width of the product.
         precision: decides the dtype of the product.
+        experts: how many experts of a layer it names; 0 for other weights.
     """
 
     name: str
     nbytes: int
     out_features: int
     precision: Precision = "activation"
+    experts: int = 0
+
+    def expert_slots(self) -> tuple[ExpertSlot, ...]:
+        """Return slots in which nothing lies: an expert without numbers is moved by saying so."""
+        return (ExpertSlot("named", ()),) * self.experts
 
     def dtype(self, options: OpOptions) -> torch.dtype:
         """Return the dtype of a product with this weight."""
@@ -72,7 +78,7 @@ def named_experts(experts: Sequence[StoredExpert]) -> NamedWeight:
     """Return one name for all routed experts of a layer: that of the first, with the hidden size."""
     if not experts:
         raise OpRefusedError("experts.prepare was given no expert; a layer has at least one")
-    return NamedWeight(experts[0].w2.name, 0, experts[0].w2.out_features)
+    return NamedWeight(experts[0].w2.name, 0, experts[0].w2.out_features, experts=len(experts))
 
 
 class OptionedGroup(OpGroup):
