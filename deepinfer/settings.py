@@ -126,6 +126,21 @@ COST_CURVES: Final = Setting(
     effect="Where the measured costs of decode steps are kept from one start to the next, where "
     "`LLM(cost_curves=)` does not say. Files there that are not ours are left alone.",
 )
+REDUNDANT_EXPERTS: Final = Setting(
+    name="DEEPINFER_REDUNDANT_EXPERTS",
+    type="number of slots",
+    default="0",
+    effect="Slots for experts beyond one an expert, where experts are spread over ranks and "
+    "`LLM(redundant_experts=)` does not say. It is rounded up so that every rank has equally many.",
+)
+EXPERT_BALANCING: Final = Setting(
+    name="DEEPINFER_EXPERT_BALANCING",
+    type="policy",
+    default="`balanced` where there are redundant slots, else `off`",
+    effect="Who moves experts between ranks while they serve, where `LLM(expert_balancing=)` does not say. Where every "
+    "rank holds all experts it does nothing.",
+    choices=("off", "greedy", "balanced"),
+)
 NVIDIA_INTERPRET: Final = Setting(
     name="DEEPINFER_NVIDIA_INTERPRET",
     type="bool",
@@ -154,6 +169,8 @@ SETTINGS: Final = (
     GRAPH_INTERVAL,
     ENABLE_MTP_VARLEN,
     COST_CURVES,
+    REDUNDANT_EXPERTS,
+    EXPERT_BALANCING,
     NVIDIA_INTERPRET,
     NVIDIA_PROVIDERS,
 )
@@ -174,6 +191,8 @@ class Settings:
     graph_interval: int = 8
     enable_mtp_varlen: bool = False
     cost_curves: str | None = None
+    redundant_experts: int = 0
+    expert_balancing: str | None = None
     nvidia_interpret: bool = False
     nvidia_providers: tuple[str, ...] = ()
 
@@ -197,6 +216,8 @@ class Settings:
             graph_interval=reader.count(GRAPH_INTERVAL),
             enable_mtp_varlen=reader.flag(ENABLE_MTP_VARLEN, default=False),
             cost_curves=reader.text(COST_CURVES),
+            redundant_experts=reader.count(REDUNDANT_EXPERTS, least=0),
+            expert_balancing=reader.choice(EXPERT_BALANCING) if reader.text(EXPERT_BALANCING) else None,
             nvidia_interpret=reader.flag(NVIDIA_INTERPRET, default=False),
             nvidia_providers=reader.names(NVIDIA_PROVIDERS),
         )
@@ -361,10 +382,12 @@ class _Reader:
             self.problems.append(f"{setting.name}={text!r} is not a truth value; write one of {accepted}")
         return False
 
-    def count(self, setting: Setting) -> int:
+    def count(self, setting: Setting, *, least: int = 1) -> int:
         text = self.text(setting) or setting.default
-        if not (text.isascii() and text.isdigit()) or int(text) < 1:
-            self.problems.append(f"{setting.name}={text!r} is no {setting.type}; write a whole number of 1 or more")
+        if not (text.isascii() and text.isdigit()) or int(text) < least:
+            self.problems.append(
+                f"{setting.name}={text!r} is no {setting.type}; write a whole number of {least} or more"
+            )
             return int(setting.default)
         return int(text)
 

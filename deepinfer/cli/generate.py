@@ -115,6 +115,10 @@ def generate(
     async_scheduling: options.AsyncScheduling = None,
     data_parallel_size: options.DataParallelSize = None,
     expert_parallel_size: options.ExpertParallelSize = 1,
+    redundant_experts: options.RedundantExperts = None,
+    expert_balancing: options.ExpertBalancing = None,
+    expert_balancing_interval: options.ExpertBalancingInterval = None,
+    expert_balancing_window: options.ExpertBalancingWindow = None,
     rank_deadline_s: options.RankDeadline = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON line per request.")] = False,
     stream: Annotated[
@@ -187,6 +191,10 @@ def generate(
         async_scheduling=async_scheduling,
         data_parallel_size=data_parallel_size,
         expert_parallel_size=expert_parallel_size,
+        redundant_experts=redundant_experts,
+        expert_balancing=expert_balancing,
+        expert_balancing_interval=expert_balancing_interval,
+        expert_balancing_window=expert_balancing_window,
         rank_deadline_s=rank_deadline_s,
     )
     try:

@@ -31,6 +31,20 @@ DataParallelSize = Annotated[
 ExpertParallelSize = Annotated[
     int, typer.Option(help="Ranks over which experts are spread; 1: every rank holds all of them.")
 ]
+RedundantExperts = Annotated[
+    int | None,
+    typer.Option(help="Expert slots beyond one an expert, on all ranks together; unset: the environment's, else 0."),
+]
+ExpertBalancing = Annotated[
+    Literal["off", "greedy", "balanced"] | None,
+    typer.Option(help="Who moves experts while serving; unset: the environment's, else balanced with spare slots."),
+]
+ExpertBalancingInterval = Annotated[
+    int | None, typer.Option(metavar="STEPS", help="Steps between plans of moves; unset: 10,000.")
+]
+ExpertBalancingWindow = Annotated[
+    int | None, typer.Option(metavar="STEPS", help="Steps that a plan is made from; unset: a tenth of the interval.")
+]
 RankDeadline = Annotated[
     float, typer.Option("--rank-deadline-s", metavar="SECONDS", help="How long ranks wait for one another.")
 ]

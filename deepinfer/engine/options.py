@@ -15,6 +15,7 @@ import torch
 
 from deepinfer.accelerator import KvCacheDtype, Numerics
 from deepinfer.accelerator.collectives import DEADLINE_S
+from deepinfer.engine.balancing_options import BalancingOptions, ExpertBalancing
 from deepinfer.engine.other_names import ADVICE
 from deepinfer.errors import ArgumentError
 from deepinfer.model.draft import MOST_DRAFTS
@@ -67,6 +68,10 @@ class EngineKeywords(TypedDict, total=False):
     allow_fallback: tuple[str, ...]
     data_parallel_size: int | None
     expert_parallel_size: int
+    redundant_experts: int | None
+    expert_balancing: ExpertBalancing | None
+    expert_balancing_interval: int | None
+    expert_balancing_window: int | None
     rank_deadline_s: float
 
 
@@ -120,6 +125,13 @@ class EngineOptions:
             a launcher has started, and 1 without one.
         expert_parallel_size: ranks over which the experts of a layer are spread; it divides the ranks. 1: every rank
             holds all experts.
+        redundant_experts: slots for experts beyond one an expert, rounded up so that every rank has equally many
+            (docs/expert-balancing.md); None means what DEEPINFER_REDUNDANT_EXPERTS says, and 0.
+        expert_balancing: who plans moves of experts while they serve, "balanced" or "greedy", or "off". None means what
+            DEEPINFER_EXPERT_BALANCING says, and then "balanced" where there are redundant slots, else "off".
+        expert_balancing_interval: steps between plans; the first comes after a quarter. None means 10,000, and 1,000
+            for a prompt engine.
+        expert_balancing_window: steps whose load a plan is made from; None means a tenth of the interval.
         rank_deadline_s: seconds that ranks wait for one another before they give the group up.
     """
 
@@ -153,6 +165,10 @@ class EngineOptions:
     allow_fallback: tuple[str, ...] = ()
     data_parallel_size: int | None = None
     expert_parallel_size: int = 1
+    redundant_experts: int | None = None
+    expert_balancing: ExpertBalancing | None = None
+    expert_balancing_interval: int | None = None
+    expert_balancing_window: int | None = None
     rank_deadline_s: float = DEADLINE_S
 
     def __post_init__(self) -> None:
@@ -185,8 +201,15 @@ class EngineOptions:
         ahead = self.async_scheduling
         if ahead is None:
             ahead = settings.zero_overhead_scheduling and self.engine_type != "prompt"
+        balancing = self._balancing().under(
+            settings, is_spread=self.expert_parallel_size > 1, has_prompts_only=self.engine_type == "prompt"
+        )
         return replace(
             self,
+            redundant_experts=balancing.redundant_experts,
+            expert_balancing=balancing.policy,
+            expert_balancing_interval=balancing.interval_steps,
+            expert_balancing_window=balancing.window_steps,
             async_scheduling=ahead,
             decode_graphs=self.decode_graphs if self.expert_parallel_size == 1 else False,
             variable_verification=varies,
@@ -216,6 +239,14 @@ class EngineOptions:
     def backtrack(self) -> int:
         """Rows that a step may write and later disown (engine.md section 1)."""
         return self.num_speculative_tokens + 1
+
+    def _balancing(self) -> BalancingOptions:
+        return BalancingOptions(
+            self.redundant_experts,
+            self.expert_balancing,
+            self.expert_balancing_interval,
+            self.expert_balancing_window,
+        )
 
     def _problems(self) -> list[str]:
         problems: list[str] = []
@@ -286,6 +317,16 @@ class EngineOptions:
             problems.append(f"rank_deadline_s={deadline!r} is not a number of seconds")
         elif deadline <= 0:
             problems.append(f"rank_deadline_s={deadline!r} leaves no time at all; give seconds above 0")
+        _check_choice(problems, "expert_balancing", self.expert_balancing, (None, *get_args(ExpertBalancing)))
+        for name, least in (
+            ("redundant_experts", 0),
+            ("expert_balancing_interval", 1),
+            ("expert_balancing_window", 1),
+        ):
+            if getattr(self, name) is not None:
+                _check_integer(problems, name, getattr(self, name), least)
+        if not problems:
+            problems += self._balancing().problems(is_spread=self.expert_parallel_size > 1)
         if problems or self.expert_parallel_size == 1:
             return problems
         if self.data_parallel_size is not None:

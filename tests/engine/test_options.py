@@ -45,6 +45,10 @@ FROZEN = {
     "allow_fallback": (),
     "data_parallel_size": None,
     "expert_parallel_size": 1,
+    "redundant_experts": None,
+    "expert_balancing": None,
+    "expert_balancing_interval": None,
+    "expert_balancing_window": None,
     "rank_deadline_s": 60.0,
 }
 
