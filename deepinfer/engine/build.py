@@ -18,6 +18,7 @@ from deepinfer.accelerator.plan import REFERENCE
 from deepinfer.accelerator.selection import select
 from deepinfer.cache.layout import CacheLayout
 from deepinfer.cache.pools import CachePools
+from deepinfer.engine.balancing import spread_experts
 from deepinfer.engine.cost_curves import facts_of
 from deepinfer.engine.engine import Engine
 from deepinfer.engine.graphs.buffers import StepExtents
@@ -41,8 +42,6 @@ from deepinfer.model.rotary import rotary_tables
 from deepinfer.model.transformer import Transformer
 from deepinfer.model.truncation import truncation_problems
 from deepinfer.model.weights import TransformerWeights, load_model
-from deepinfer.parallel.placement import PlacementShape
-from deepinfer.parallel.ranks.experts import SpreadExperts
 from deepinfer.parallel.ranks.groups import RankGroups
 from deepinfer.sampling.drafting import DEFAULT_CAPACITY, DraftPolicy
 from deepinfer.scheduling.config import EngineType, SchedulerConfig
@@ -127,7 +126,7 @@ def build_engine_on(
         )
 
     tokenizer = Tokenizer.from_directory(directory)
-    weights = _load(config, checkpoint, plan, driver, tokenizer, ranks)
+    weights = _load(config, checkpoint, plan, driver, tokenizer, options, ranks)
     draft = None
     if has_stages:
         draft_checkpoint = Checkpoint.open(directory, groups=("draft",))
@@ -184,6 +183,8 @@ def build_engine_on(
             is_padded=graphs.is_recorded,
         )
         startup.vary_lengths(speculation, facts, options.cost_curves)
+    if weights.spread is not None:
+        weights.spread.begin_serving()
     stream = driver.new_stream() if options.async_scheduling else None
     return Engine(config, options, pool_plan, scheduling, worker, plan, tokenizer, stream, ranks)
 
@@ -257,13 +258,11 @@ def _load(
     plan: Plan,
     driver: AcceleratorDriver,
     tokenizer: Tokenizer | None,
+    options: EngineOptions,
     ranks: RankGroups | None,
 ) -> TransformerWeights:
     mapping = token_map(tokenizer.backend if tokenizer is not None else None, config)
-    spread: SpreadExperts | None = None
-    if ranks is not None and ranks.experts is not None:
-        shape = PlacementShape(config.num_hidden_layers, config.n_routed_experts, ranks.experts.world_size)
-        spread = SpreadExperts(ranks.experts, shape, driver.device)
+    spread = spread_experts(config, options, ranks, driver.device)
     with progress_bar("loading", "B", is_wanted=ranks is None or ranks.rank == 0) as bar:
 
         def show(progress: Progress) -> None:

@@ -28,6 +28,8 @@ from deepinfer.engine.verify_lengths import VerifyLengths
 from deepinfer.errors import InvariantError
 from deepinfer.model.transformer import GivenEmbeddings, Hidden, Transformer
 from deepinfer.model.truncation import Truncation, TruncationMode, truncate
+from deepinfer.parallel.ranks.experts import SpreadExperts
+from deepinfer.parallel.ranks.reports import BalanceReport
 from deepinfer.sampling.draft_pool import Drafts
 from deepinfer.sampling.prompt import ROWS_PER_PIECE, PromptLogProbabilities
 from deepinfer.sampling.rows import RowRequest, build_sampling_step
@@ -165,6 +167,12 @@ class Worker:
         """Where the step runs."""
         return self._driver.device
 
+    @property
+    def balance(self) -> BalanceReport | None:
+        """What balancing has done with the experts; None where they stay where they are."""
+        spread = self._transformer.weights.spread
+        return spread.report() if isinstance(spread, SpreadExperts) else None
+
     def copy(self, step: ScheduledStep) -> None:
         """Execute the pending copies of forks; they come before anything of this step touches the caches."""
         self._copy(self.pools.block_bytes_Nb, step.block_copies)
@@ -237,6 +245,7 @@ class Worker:
         """Take part in a step of other ranks without a row of one's own."""
         with torch.inference_mode():
             self._transformer.stand_by()
+            self._transformer.end_step()
 
     def begin(self, step: ScheduledStep, extras: Sequence[RowExtras], handed: HandedOut | None = None) -> Any:
         """Execute a step's copies and run its rows through the layers; what was assumed is put right first.
@@ -311,6 +320,7 @@ class Worker:
             inputs, drafts = speculation.fill_in(step, inputs)
         truncation = self._prefill.truncation(step, inputs.layout)
         hidden = self._hidden(step, extras, inputs, truncation)
+        self._transformer.end_step()
         if speculation is not None:
             kept = inputs.layout if truncation is None else truncation.step
             speculation.store_context(hidden.taps_TA, kept, self.pools)

@@ -26,6 +26,15 @@ class ExpertSpread(Protocol):
     def held(self, layer: int) -> Sequence[int]:
         """Return the experts of a layer that this rank holds, in the order in which they are prepared."""
 
+    def hold(self, layer: int, experts: PreparedWeight) -> None:
+        """Take what was prepared of :meth:`held`; whoever moves experts writes into it."""
+
+    def begin_serving(self) -> None:
+        """Take note that every step from now on is one of the group's: what ran before was warm-up."""
+
+    def end_step(self) -> None:
+        """Take note that a step of the group has passed all layers, with rows of this rank or without."""
+
     def row_keys(self, ids_T: Tensor, position_T: Tensor) -> Tensor:
         """Return by what rows choose among the copies of an expert."""
 
@@ -64,13 +73,16 @@ def load_feed_forward(
     count = config.dspark_n_routed_experts if role.is_draft else config.n_routed_experts
     spread = None if role.is_draft else spread
     held = range(count) if spread is None else spread.held(role.layer)
+    experts = reader.experts(f"{stem}.experts", count, config.swiglu_limit, held)
+    if spread is not None:
+        spread.hold(role.layer, experts)
     return FeedForwardWeights(
         router=RouterWeights(
             gate_ED=reader.as_stored(f"{stem}.gate.weight"),
             bias_E=reader.float32(f"{stem}.gate.bias"),
             image_bias_E=reader.float32(f"{stem}.gate.bias_vl"),
         ),
-        experts=reader.experts(f"{stem}.experts", count, config.swiglu_limit, held),
+        experts=experts,
         shared=reader.shared_expert(f"{stem}.shared_experts", config.swiglu_limit),
         top_k=config.dspark_num_experts_per_tok if role.is_draft else config.num_experts_per_tok,
         layer=role.layer,

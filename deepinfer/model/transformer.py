@@ -132,6 +132,11 @@ class Transformer:
         for layer in self.weights.layers:
             mixture(x_0D, layer.feed_forward_block.feed_forward, nobody, nobody, self.config, self.ops, key_0)
 
+    def end_step(self) -> None:
+        """Say that a step of the group has passed the layers: experts may move now, between steps and on all ranks."""
+        if self.weights.spread is not None:
+            self.weights.spread.end_step()
+
     def logits(self, hidden_BD: Tensor) -> Tensor:
         """Return float32 [B, V] (float64 with float64 activations) of the rows that are sampled."""
         normed_BD = self.ops.norm.rms(hidden_BD, self.weights.outer.norm_D, self.config.rms_norm_eps)

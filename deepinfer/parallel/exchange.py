@@ -52,6 +52,11 @@ class RankExchange:
     sends: tuple[SlotMove, ...]
     receives: tuple[SlotMove, ...]
 
+    def of_layer(self, layer: int) -> RankExchange:
+        """Return what concerns one layer."""
+        sides = (self.copies, self.sends, self.receives)
+        return RankExchange(*(tuple(move for move in side if move.layer == layer) for side in sides))
+
 
 @dataclass(frozen=True, slots=True)
 class ExchangePlan:

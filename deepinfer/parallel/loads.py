@@ -72,6 +72,18 @@ class LoadWindow:
             return self
         return LoadWindow(np.ascontiguousarray(self.counts_TLE[:, layers]))
 
+    def folded(self, most_steps: int) -> LoadWindow:
+        """Return sums of neighbouring steps, the fewest each that leave ``most_steps`` or less; the newest are whole.
+
+        A policy learns no more from a thousand steps than from a hundred sums of ten, and takes ten times as long.
+        """
+        size = -(-self.steps // most_steps)
+        if size == 1:
+            return self
+        short = -self.steps % size
+        padded_TLE = np.concatenate([np.zeros((short, *self.counts_TLE.shape[1:]), np.int64), self.counts_TLE])
+        return LoadWindow(padded_TLE.reshape(-1, size, self.layers, self.experts).sum(axis=1))
+
     def halves(self) -> tuple[LoadWindow, LoadWindow]:
         """Return the older steps, to plan from, and the newer ones, to judge by; a single step is both."""
         if self.steps == 1:
@@ -115,6 +127,10 @@ class LoadCounter:
         if chosen.size and not (chosen.min() >= 0 and chosen.max() < experts):
             raise InvariantError(f"layer {layer} was routed to experts {chosen.min()} to {chosen.max()} of {experts}")
         self._ring_TLE[self._place(), layer] += np.bincount(chosen, minlength=experts)
+
+    def add_counts(self, counts_LE: NDArray[np.int64]) -> None:
+        """Add what was counted elsewhere in the current step, on a device, by the rules of :meth:`add`."""
+        self._ring_TLE[self._place()] += counts_LE
 
     def end_step(self) -> None:
         """Close the current step; a rank that was idle in it calls this too, so that all windows stay aligned."""

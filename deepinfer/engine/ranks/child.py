@@ -109,6 +109,7 @@ def _commands(engine: Engine, groups: RankGroups) -> Mapping[str, Callable[[Any]
         "discard": engine.discard_requests,
         "step": lambda _: engine.step(),
         "stats": lambda _: engine.stats(),
+        "balance": lambda _: engine.worker.balance,
         "check": lambda _: engine.check_invariants(),
         "votes": lambda _: groups.votes.cast,
     }

@@ -24,6 +24,7 @@ from deepinfer.engine.ranks.seeding import with_seed
 from deepinfer.errors import ArgumentError, DeepInferError, DuplicateRequestError, RankFailedError
 from deepinfer.model.checkpoint import packaged_model_path
 from deepinfer.parallel.ranks.groups import free_port
+from deepinfer.parallel.ranks.reports import BalanceReport
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.sampling.streams import random_seed
 from deepinfer.settings import LaunchedRank
@@ -228,6 +229,10 @@ class LocalRanks:
     def stats(self) -> tuple[EngineStats, ...]:
         """Return each rank's counts."""
         return tuple(self._ask(range(self.world_size), "stats"))
+
+    def expert_balance(self) -> tuple[BalanceReport | None, ...]:
+        """Return what balancing has done with each rank's experts: moves, bytes, balance; None where it is off."""
+        return tuple(self._ask(range(self.world_size), "balance"))
 
     def votes(self) -> tuple[int, ...]:
         """Return how many votes each rank has cast: the same number, as long as the ranks are in step."""

@@ -16,6 +16,7 @@ from deepinfer.engine.ranks.building import build_rank
 from deepinfer.engine.ranks.seeding import with_seed
 from deepinfer.errors import DuplicateRequestError
 from deepinfer.parallel.ranks.messages import all_gather_bytes
+from deepinfer.parallel.ranks.reports import BalanceReport
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.settings import LaunchedRank, Settings
 from deepinfer.tokenizer import Tokenizer
@@ -122,6 +123,10 @@ class LaunchedEngine:
     def stats(self) -> EngineStats:
         """Return this rank's counts."""
         return self.engine.stats()
+
+    def expert_balance(self) -> BalanceReport | None:
+        """Return what balancing has done with this rank's experts; None where it is off."""
+        return self.engine.worker.balance
 
     def close(self) -> None:
         """End what this rank's engine has started."""

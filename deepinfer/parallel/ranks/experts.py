@@ -22,6 +22,7 @@ from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.ops.experts import Routing
 from deepinfer.accelerator.weights import PreparedWeight
 from deepinfer.parallel.placement import PlacementShape, ReplicaMaps
+from deepinfer.parallel.ranks.reports import BalanceReport
 from deepinfer.parallel.replicas import choose_slots, row_keys
 
 
@@ -36,15 +37,31 @@ class SpreadExperts:
     def __init__(self, group: Collectives, shape: PlacementShape, device: torch.device) -> None:
         """Place the experts as they are at start-up."""
         self.shape = shape
-        self.maps = ReplicaMaps.of(shape.start_up_layout(), shape)
-        self._group = group
-        self._copies_LE = torch.from_numpy(self.maps.copies_LE).to(device)
-        self._slots_LEC = torch.from_numpy(self.maps.slots_LEC.astype(np.int64)).to(device)
+        self._group, self._device = group, device
+        self._route_by(ReplicaMaps.of(shape.start_up_layout(), shape))
+
+    def _route_by(self, maps: ReplicaMaps) -> None:
+        self.maps = maps
+        self._copies_LE = torch.from_numpy(maps.copies_LE).to(self._device)
+        self._slots_LEC = torch.from_numpy(maps.slots_LEC.astype(np.int64)).to(self._device)
 
     def held(self, layer: int) -> tuple[int, ...]:
         """Return the experts that this rank's slots of a layer hold, in the order of the slots."""
         first = self._group.rank * self.shape.slots_per_rank
         return tuple(self.maps.layout_LS[layer, first : first + self.shape.slots_per_rank].tolist())
+
+    def hold(self, layer: int, experts: PreparedWeight) -> None:
+        """Take note of what was prepared of :meth:`held`; here nobody moves it."""
+
+    def begin_serving(self) -> None:
+        """Take note that every step from now on is one of the group's; here nothing is counted."""
+
+    def end_step(self) -> None:
+        """Take note that a step of the group has passed all layers; here nothing ever moves."""
+
+    def report(self) -> BalanceReport | None:
+        """Return what balancing has done so far; None where experts stay where they are."""
+        return None
 
     def row_keys(self, ids_T: torch.Tensor, position_T: torch.Tensor) -> torch.Tensor:
         """Return by what the rows of a step choose among the copies of an expert."""

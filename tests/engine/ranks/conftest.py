@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from deepinfer.accelerator import AcceleratorDriver, LostRanksError
@@ -15,6 +16,8 @@ from deepinfer.engine.build import build_engine_on
 from deepinfer.engine.engine import Engine
 from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.worker import Worker
+from deepinfer.parallel.loads import LoadWindow
+from deepinfer.parallel.placement import Layout
 from deepinfer.parallel.ranks.groups import RankGroups, free_port, join_groups
 from deepinfer.parallel.ranks.recording import Recorder
 from deepinfer.settings import LaunchedRank, Settings
@@ -23,11 +26,34 @@ from deepinfer_conformance.drivers import NullDriver
 SIZES = {"block_size": 4, "num_blocks": 64, "max_num_seqs": 8, "async_scheduling": False, "rank_deadline_s": 20.0}
 
 
+class Turning:
+    """Moves every expert of every layer at every plan, whatever the load; a layer's experts turn by its number."""
+
+    name = "turning"
+
+    def __init__(self) -> None:
+        self.windows: list[LoadWindow] = []
+
+    def plan(self, window: LoadWindow, layout_LS: Layout, ranks: int) -> Layout:
+        self.windows.append(window)
+        return np.stack([np.roll(slots, layer + 1) for layer, slots in enumerate(layout_LS)])
+
+
 class Seat:
     """What one rank has in its hands."""
 
     def __init__(self, engine: Engine, groups: RankGroups, recorder: Recorder) -> None:
         self.engine, self.groups, self.recorder = engine, groups, recorder
+
+    @property
+    def spread(self) -> Any:
+        """The experts that this rank holds with others."""
+        return self.engine.worker._transformer.weights.spread
+
+    def turn_experts(self) -> Turning:
+        """Let a policy plan from now on that always moves."""
+        self.spread._balancer._policy = turning = Turning()
+        return turning
 
 
 @pytest.fixture

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from deepinfer import SamplingParams
-from deepinfer.accelerator import Collectives, RankPlace
+from deepinfer.accelerator import Collectives, ExpertSlot, OpOptions, PreparedWeight, RankPlace, StoredExpert
+from deepinfer.accelerator.ops.base import OpGroup
 from deepinfer.accelerator.ops.sampling import RowStatus
 from deepinfer.engine.worker import Worker
+from deepinfer.parallel.ranks.recording import RecordedCall
 from deepinfer.sampling.sampler import SampledRow
 from deepinfer.sampling.verification import VerifiedRun
 from deepinfer_conformance.drivers import NullDriver, OracleDriver
+from deepinfer_conformance.drivers.null.layers import NullExperts
 from deepinfer_cpu_ref import Driver as ReferenceDriver
 
 Together = Callable[..., list[Any]]
@@ -27,6 +32,8 @@ def lead_a_life(seed: int, steps: int, *, busy: float) -> Callable[[Any], Any]:
         engine, draw = seat.engine, random.Random(f"{seed} {seat.groups.rank}")
         weather = random.Random(seed)  # the same on every rank: when the group is quiet
         kinds, living, number = [], [], 0
+        if engine.worker.balance is not None:
+            seat.turn_experts()
         prompted = 0
         for step in range(steps):
             chance = busy if (step // 50 + seat.groups.rank) % 3 else 0.0
@@ -55,7 +62,7 @@ def lead_a_life(seed: int, steps: int, *, busy: float) -> Callable[[Any], Any]:
         while seat.groups.votes.any_rank(says_yes=engine.has_unfinished_requests()):
             engine.step()
         engine.check_invariants()
-        clock = engine._scheduler.clock.decode_step
+        clock = engine._scheduler.clock.decode_step, engine.worker.balance and replace(engine.worker.balance, seconds=0)
         return seat.recorder.calls, kinds, clock, engine.stats()
 
     return act
@@ -66,6 +73,29 @@ class Exchanging(NullDriver):
 
     def join_group(self, place: RankPlace) -> Collectives:
         return ReferenceDriver().join_group(place)
+
+
+class Held(PreparedWeight):
+    """Experts of a few bytes each, which nobody computes with."""
+
+    def __init__(self, count: int) -> None:
+        self.name, self.nbytes = "held", 3 * count
+        self._bytes_Eb = torch.zeros(count, 3, dtype=torch.uint8)
+
+    def expert_slots(self) -> tuple[ExpertSlot, ...]:
+        return tuple(ExpertSlot("held", (row_b,)) for row_b in self._bytes_Eb)
+
+
+class HeldExperts(NullExperts):
+    def prepare(self, experts: Sequence[StoredExpert], limit: float) -> PreparedWeight:
+        return Held(len(experts))
+
+
+class Moving(Exchanging):
+    """Moves bytes of experts in earnest too."""
+
+    def op_groups(self, options: OpOptions) -> Mapping[str, OpGroup]:
+        return {**super().op_groups(options), "experts": HeldExperts(options)}
 
 
 class Quick(Worker):
@@ -80,7 +110,7 @@ class Quick(Worker):
     [
         (2, 200, Worker, {"async_scheduling": True}),
         (2, 200, Worker, {}),
-        (3, 60, Worker, {"expert_parallel_size": 3}),
+        (3, 60, Worker, {"expert_parallel_size": 3, "redundant_experts": 1, "expert_balancing_interval": 4}),
         (3, 2000, Quick, {}),
     ],
 )
@@ -88,10 +118,14 @@ def test_every_rank_makes_the_same_exchanges_in_the_same_order(
     together: Together, world: int, steps: int, worker: type[Worker], options: dict[str, Any]
 ) -> None:
     life = lead_a_life(5, steps, busy=0.2)
-    found = together(world, life, Exchanging, worker_type=worker, prefill_attempt_interval=7, **options)
+    found = together(world, life, Moving, worker_type=worker, prefill_attempt_interval=7, **options)
     calls, _, clock, _ = found[0]
     assert len(calls) > steps
     assert {call.op for call in calls} >= {"all_gather"}
+    balance = clock[1]
+    if balance is not None:
+        assert balance.changes == (balance.steps + 3) // 4
+        assert RecordedCall("expert group of ranks 0, 1, 2", "all_to_all", (3,), "uint8") in calls
     for other_calls, other_kinds, other_clock, stats in found:
         assert other_calls == calls
         assert other_clock == clock
