@@ -16,7 +16,16 @@ from deepinfer.errors import ArgumentError
 from deepinfer_conformance.case import PROFILES, Case, Law, Profile, Specimen, case_id
 from deepinfer_conformance.cases import all_specimens
 from deepinfer_conformance.cases.axes import BF16, F32, KV
-from deepinfer_conformance.checks import composition, device, invariance, numerics, ranks, step_invariance, streams
+from deepinfer_conformance.checks import (
+    composition,
+    device,
+    invariance,
+    numerics,
+    ranks,
+    relocation,
+    step_invariance,
+    streams,
+)
 from deepinfer_conformance.data.call import OpCall
 from deepinfer_conformance.data.draws import Draws
 from deepinfer_conformance.data.stored import load_call
@@ -46,6 +55,8 @@ _STEP_CHECKS: Final[Mapping[str, Law]] = {
     "step_threads": step_invariance.step_threads,
 }
 _PREPARES: Final = ("linear.prepare", "linear.prepare_grouped", "experts.prepare", "experts.prepare_shared")
+_STORED: Final = ("mxfp4", "fp8", "bfloat16")
+"""Specimens of routed experts, one a stored format."""
 _FUSED: Final = ("experts.local", "sampling.sample")
 _REFUSED_OPTIONS: Final = OpOptions(activation_dtype=torch.float16)
 _RANKS: Final = (2, 3, 4)
@@ -145,6 +156,10 @@ def _ops(seed: int) -> Iterator[Case]:
             yield from _cases(specimen, Level.L1, "refusal", numerics.refusal, seed, (_REFUSED_OPTIONS,))
         if is_prepare:
             continue
+        if specimen.op == "experts.routed" and specimen.name in _STORED:
+            yield from _cases(
+                specimen, Level.L1, "moved", relocation.moved, seed, specimen.options[:2], Repeatability.RUN_TO_RUN
+            )
         if _is_representative(specimen):
             yield from _cases(specimen, Level.L1, "read_only", numerics.read_only, seed, specimen.options[:1])
             yield from _cases(specimen, Level.L1, "unwritten", numerics.unwritten, seed, specimen.options[:1])

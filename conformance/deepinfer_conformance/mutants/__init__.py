@@ -137,6 +137,23 @@ def _forgets_bytes(case: Case, original: OpFunction) -> OpFunction:
     return call
 
 
+def _leaves_a_part_behind(bench: Bench, case: Case) -> Sequence[AcceleratorDriver]:
+    """Move all tensors of an expert but the last, as if scales were forgotten."""
+
+    def rewire(original: OpFunction) -> OpFunction:
+        def call(*args: object, **keywords: object) -> object:
+            weight: Any = original(*args, **keywords)
+            right = weight.expert_slots
+            weight.expert_slots = lambda: tuple(
+                dataclasses.replace(slot, tensors=slot.tensors[:-1]) for slot in right()
+            )
+            return weight
+
+        return call
+
+    return [RewiredDriver(bench.driver, {"experts.prepare": rewire})]
+
+
 def _computes_what_it_does_not_claim(bench: Bench, case: Case) -> Sequence[AcceleratorDriver]:
     """Serve float16 by way of float32, unasked."""
     plain = dataclasses.replace(case.options, activation_dtype=torch.float32)
@@ -242,6 +259,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "L0/determinism": Mutant("refuses to prove what every op claims", _part("set_determinism", _refuses_its_claim)),
     "L1/numerics": Mutant("one element is off by twice its bound, or by one bit", _faulty(value_faults)),
     "L1/prepared": Mutant("says that a weight holds no bytes", _op(_forgets_bytes)),
+    "L1/moved": Mutant("leaves a part of an expert behind", _leaves_a_part_behind),
     "L1/refusal": Mutant("computes in a dtype that it does not claim", _computes_what_it_does_not_claim),
     "L1/read_only": Mutant("writes one element of an input", _op(_writes_an_input)),
     "L1/unwritten": Mutant("returns one element that nobody wrote", _op(_leaves_memory_unwritten)),
