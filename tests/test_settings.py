@@ -82,6 +82,16 @@ def test_every_spelling_of_false_is_false(text: str) -> None:
     assert not Settings.from_environment({"DEEPINFER_BATCH_INVARIANT": text}).batch_invariant
 
 
+def test_redundant_experts_may_be_none_and_the_policy_one_of_three() -> None:
+    read = Settings.from_environment({"DEEPINFER_REDUNDANT_EXPERTS": "0", "DEEPINFER_EXPERT_BALANCING": "Greedy"})
+    assert (read.redundant_experts, read.expert_balancing) == (0, "greedy")
+    with pytest.raises(ConfigurationError) as caught:
+        Settings.from_environment({"DEEPINFER_REDUNDANT_EXPERTS": "-1", "DEEPINFER_EXPERT_BALANCING": "keep"})
+    assert [name in str(caught.value) for name in ("a whole number of 0 or more", "off, greedy, balanced")] == [
+        True
+    ] * 2
+
+
 def test_all_problems_are_reported_at_once() -> None:
     environ = {
         "DEEPINFER_BATCH_INVARIANT": "maybe",

@@ -73,6 +73,7 @@ def test_options_reach_the_library(run: Run, library: type[StandIn], tmp_path: P
         *("--memory-utilization", "0.5", "--num-speculative-tokens", "2", "--verification", "coupled"),
         *("--variable-verification", "--cost-curves", "kept", "--no-decode-graphs", "--graph-interval", "4"),
         *("--no-async-scheduling", "--data-parallel-size", "1", "--rank-deadline-s", "5"),
+        *("--redundant-experts", "0", "--expert-balancing", "off"),
         *("--truncated-prefill", "mask", "--truncated-prefill-keep-tokens", "77", "--json-schema", schema),
     )
     assert ran.status == 0, ran.err
@@ -102,6 +103,10 @@ def test_options_reach_the_library(run: Run, library: type[StandIn], tmp_path: P
         "truncated_prefill_keep_tokens": 77,
         "data_parallel_size": 1,
         "expert_parallel_size": 1,
+        "redundant_experts": 0,
+        "expert_balancing": "off",
+        "expert_balancing_interval": None,
+        "expert_balancing_window": None,
         "rank_deadline_s": 5.0,
     }
     assert generated["prompts"] == ["one", "two", [1, 2, 3], [4]]

@@ -101,6 +101,14 @@ def test_every_problem_is_told_at_once_before_anything_is_loaded() -> None:
         ({"num_speculative_tokens": 33}, "0 .. 32"),
         ({"verification": "greedy"}, "'standard', 'coupled'"),
         ({"seed": -1}, "seed=-1"),
+        ({"expert_parallel_size": 2, "redundant_experts": -1}, "redundant_experts=-1"),
+        ({"redundant_experts": 2}, "set expert_parallel_size"),
+        ({"expert_balancing": "greedy"}, "set expert_parallel_size"),
+        ({"expert_parallel_size": 2, "expert_balancing": "keep"}, "'off', 'greedy', 'balanced'"),
+        ({"expert_parallel_size": 2, "expert_balancing_interval": 0}, "expert_balancing_interval=0"),
+        ({"expert_parallel_size": 2, "expert_balancing_window": 1025}, "more than 1024 steps"),
+        ({"expert_parallel_size": 2, "expert_balancing": "off", "expert_balancing_window": 5}, "nothing is balanced"),
+        ({"expert_balancing_interval": 5}, "nothing is balanced"),
         ({"allow_fallback": "norm.rms"}, "not a list of op names"),
     ],
 )
@@ -202,6 +210,27 @@ def test_a_completion_engine_refuses_prompts_until_requests_can_be_handed_over(d
     engine.drain(limit=20)
     assert engine.answer("a").finish_reason == "ignored"
     assert "decode steps only" in engine.answer("a").message
+
+
+def test_whoever_pays_for_redundant_experts_gets_them_balanced_and_nobody_else() -> None:
+    def under(settings: Settings, **options: Any) -> tuple[Any, ...]:
+        found = EngineOptions(**options).under(settings)
+        assert found.under(settings) == found
+        return (
+            found.redundant_experts,
+            found.expert_balancing,
+            found.expert_balancing_interval,
+            found.expert_balancing_window,
+        )
+
+    nothing, some = Settings(), Settings(redundant_experts=4, expert_balancing="greedy")
+    assert under(nothing) == under(some) == (0, "off", None, None)
+    assert under(nothing, expert_parallel_size=2) == (0, "off", None, None)
+    assert under(nothing, expert_parallel_size=2, redundant_experts=3) == (3, "balanced", 10_000, 1_000)
+    assert under(nothing, expert_parallel_size=2, redundant_experts=3, engine_type="prompt")[2:] == (1_000, 100)
+    assert under(some, expert_parallel_size=2, expert_balancing_interval=30) == (4, "greedy", 30, 3)
+    assert under(some, expert_parallel_size=2, redundant_experts=0, expert_balancing="off")[:2] == (0, "off")
+    assert under(Settings(expert_balancing="off"), expert_parallel_size=2, redundant_experts=3)[1] == "off"
 
 
 def test_the_environment_varies_lengths_only_where_there_are_drafts() -> None:

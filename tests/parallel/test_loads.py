@@ -103,3 +103,21 @@ def test_impossible_counters_and_clocks_are_refused() -> None:
     assert len(caught.value.problems) == 3
     with pytest.raises(ArgumentError, match="interval_steps"):
         ReplanClock(0)
+
+
+@pytest.mark.parametrize(("steps", "most", "sums"), [(5, 5, 5), (5, 4, 3), (9, 2, 2), (7, 1, 1), (1, 3, 1)])
+def test_a_long_window_is_folded_into_sums_of_neighbours_the_newest_whole(steps: int, most: int, sums: int) -> None:
+    counts = np.arange(steps * 2, dtype=np.int64).reshape(steps, 1, 2)
+    folded = LoadWindow(counts).folded(most)
+    assert folded.steps == sums
+    assert folded.totals().tolist() == counts.sum(axis=0).tolist()
+    size = -(-steps // most)
+    assert folded.counts_TLE[-1].tolist() == counts[-size:].sum(axis=0).tolist()
+
+
+def test_counts_of_a_device_add_up_with_those_of_rows() -> None:
+    counter = LoadCounter(layers=2, experts=3, window_steps=2)
+    counter.add(1, rows((0, 2)), np.array([True]))
+    counter.add_counts(np.array([[1, 0, 0], [0, 0, 5]]))
+    counter.end_step()
+    assert counter.window().counts_TLE.tolist() == [[[1, 0, 0], [1, 0, 6]]]

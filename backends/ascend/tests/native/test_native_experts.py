@@ -107,6 +107,26 @@ def test_a_layer_of_two_quantised_formats_is_refused(pair, draws):
         ours["experts"].prepare([expert(draws, "mxfp4"), expert(draws, "fp8_block32")], LIMIT)
 
 
+@pytest.mark.parametrize("stored_format", ["mxfp4", "fp8_block32", "bfloat16"])
+@pytest.mark.parametrize("served", [True, False])
+def test_an_expert_that_moved_is_the_expert_that_was_prepared_there(pair, draws, stored_format, served):
+    ours, _ = pair(served=served)
+    experts = [expert(draws, stored_format) for _ in range(EXPERTS)]
+    x_TD, chosen = torch.randn(7, HIDDEN, generator=draws).to(torch.bfloat16), routing(draws, 7, 3)
+    here, wanted = ours["experts"].prepare(experts, LIMIT), ours["experts"].prepare(experts[::-1], LIMIT)
+    slots = here.expert_slots()
+    kept = [[tensor.clone() for tensor in slot.tensors] for slot in slots]
+    for slot, parts in zip(slots, reversed(kept), strict=True):
+        for tensor, part in zip(slot.tensors, parts, strict=True):
+            tensor.view(-1).view(torch.uint8).copy_(part.view(-1).view(torch.uint8))
+    found = ours["experts"].routed(x_TD, chosen, here)
+    torch.testing.assert_close(found, ours["experts"].routed(x_TD, chosen, wanted), rtol=0, atol=0)
+    assert len({slot.form for slot in slots}) == 1
+    here.is_private = True  # as in the NZ format, whose bytes are nobody's but CANN's
+    with pytest.raises(OpRefusedError, match="no experts that can be moved"):
+        here.expert_slots()
+
+
 def test_combine_adds_shared_first_and_then_slots_in_order(pair):
     ours, reference = pair(torch.float32, served=False)
     shared_TD = torch.tensor([[1.0]])
