@@ -210,9 +210,11 @@ class LLM:
         self._discard_what_is_over()
         if not self._engine.has_unfinished_requests():
             return []
+        who, name = ("the ranks", "llm.ranks") if self.ranks is not None else ("the engine", "llm.engine")
+        have = "have" if self.ranks is not None else "has"
         return [
-            f"the engine still has {self._num_unfinished()} unfinished requests that this call did not "
-            f"add; run engine.step() until has_unfinished_requests() is False (engine.abort_request ends them early)"
+            f"{who} still {have} {self._num_unfinished()} unfinished requests that this call did not add; run "
+            f"{name}.step() until has_unfinished_requests() is False ({name}.abort_request ends them early)"
         ]
 
     def _num_unfinished(self) -> int:

@@ -182,7 +182,10 @@ def test_text_without_a_tokenizer_is_refused_by_prompt(tmp_path) -> None:
 
 def test_requests_that_somebody_else_queued_are_neither_run_nor_lost(llm) -> None:
     llm.engine.add_request("mine", [5], GREEDY)
-    with pytest.raises(ArgumentError, match="1 unfinished requests that this call did not add"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"the engine still has 1 unfinished requests that this call did not add; run llm\.engine\.step",
+    ):
         llm.generate("a")
     with pytest.raises(ArgumentError, match="unfinished"):
         llm.stream("a")

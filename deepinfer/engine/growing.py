@@ -23,6 +23,10 @@ class Prefix(Generic[Item]):
         """Return the items; O(length)."""
         return tuple(islice(self._items, self._length))
 
+    def since(self, start: int) -> tuple[Item, ...]:
+        """Return the items from ``start`` on; O(their number)."""
+        return tuple(self._items[start : self._length])
+
     def __reduce__(self) -> tuple[type[tuple[Item, ...]], tuple[tuple[Item, ...]]]:
         """Leave as a plain tuple when copied or pickled."""
         return tuple, (self.as_tuple(),)
@@ -56,3 +60,11 @@ class GrowingField(Generic[Value]):
 
     def __set__(self, instance: object, value: Value | Prefix[Any]) -> None:
         instance.__dict__[self._key] = value
+
+
+def items_since(instance: object, name: str, start: int) -> tuple[Any, ...] | None:
+    """Return the items of a growing field from ``start`` on, None for None; the others are not copied."""
+    value = instance.__dict__[f"_{name}"]
+    if isinstance(value, Prefix):
+        return value.since(start)
+    return None if value is None else tuple(value[start:])

@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
@@ -15,6 +15,7 @@ import torch
 from deepinfer.accelerator import LostRanksError
 from deepinfer.engine.engine import Engine
 from deepinfer.engine.ranks.building import build_rank
+from deepinfer.engine.ranks.growth import RecordGrowth, Sender
 from deepinfer.engine.ranks.messages import Beginning, ForkRequest, Parcel, RankFacts, Reply, portable
 from deepinfer.errors import RankFailedError
 from deepinfer.parallel.ranks.groups import RankGroups
@@ -99,6 +100,15 @@ def _commands(engine: Engine, groups: RankGroups) -> Mapping[str, Callable[[Any]
             embeddings=submission.embeddings_PD,
         )
 
+    sender = Sender()
+
+    def step() -> list[RecordGrowth]:
+        return sender.growths(engine.step())
+
+    def discard(request_ids: Sequence[str]) -> None:
+        engine.discard_requests(request_ids)
+        sender.forget(request_ids)
+
     def fork(request: ForkRequest) -> None:
         engine.fork_request(request.parent_id, request.child_id, request.params)
 
@@ -106,8 +116,8 @@ def _commands(engine: Engine, groups: RankGroups) -> Mapping[str, Callable[[Any]
         "add": add,
         "fork": fork,
         "abort": engine.abort_request,
-        "discard": engine.discard_requests,
-        "step": lambda _: engine.step(),
+        "discard": discard,
+        "step": lambda _: step(),
         "stats": lambda _: engine.stats(),
         "balance": lambda _: engine.worker.balance,
         "check": lambda _: engine.check_invariants(),

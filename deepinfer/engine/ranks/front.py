@@ -7,7 +7,7 @@ import random
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from deepinfer.engine.admission import AdmissionRules, Submission
 from deepinfer.engine.answers import sequence_ids
 from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.outputs import CompletionOutput, EngineStats, RequestOutput
+from deepinfer.engine.ranks.growth import Received, RecordGrowth
 from deepinfer.engine.ranks.messages import Beginning, ForkRequest, Parcel, RankFacts, Reply
 from deepinfer.engine.ranks.processes import RankProcesses
 from deepinfer.engine.ranks.seeding import with_seed
@@ -42,12 +43,14 @@ class _Living:
         arrival: its place in the order of admission.
         submission: what the caller passed.
         latest: its newest record.
+        received: what has come of it, from which records are made.
     """
 
     rank: int
     arrival: int
     submission: Submission
     latest: RequestOutput | None = None
+    received: Received = field(default_factory=Received)
 
     def given_up(self, why: str) -> RequestOutput:
         """Return its terminal record, now that nobody will finish it: what it had so far, and why it ended."""
@@ -294,11 +297,12 @@ class LocalRanks:
         for _, name, reply in replies:
             if name != "step" or reply.error is not None:
                 continue
-            for record in reply.value:
-                living = self._living.get(record.request_id)
+            growths: list[RecordGrowth] = reply.value
+            for growth in growths:
+                living = self._living.get(growth.request_id)
                 if living is None:
                     continue
-                living.latest = record
+                record = living.latest = living.received.record(growth)
                 self._records.append((living.arrival, record))
                 if record.finished:
                     del self._living[record.request_id]

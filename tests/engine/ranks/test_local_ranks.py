@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 from collections.abc import Iterator
@@ -66,11 +67,27 @@ def test_answers_are_those_of_one_rank(llm: LLM, tiny_directory: Path) -> None:
     llm.ranks.check_invariants()
     assert all(each.emitted_tokens for each in llm.ranks.stats())
     assert len(set(llm.ranks.votes())) == 1
+    assert llm.ranks.expert_balance() == (None, None)  # every rank holds all experts
 
 
 def test_a_stream_grows_on_every_rank(llm: LLM) -> None:
     records = list(llm.stream(PROMPTS[:2], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)))
     assert [len(record.outputs[0].token_ids) for record in records] == [1, 1, 2, 2, 3, 3]
+
+
+def test_experts_move_between_processes_and_no_answer_shows_it(tiny_directory: Path) -> None:
+    alone = LLM(tiny_directory, "cpu_ref", **OPTIONS).generate(PROMPTS, PARAMS, use_tqdm=False)
+    moving = {"expert_balancing": "greedy", "expert_balancing_interval": 2, "redundant_experts": 1}
+    with contextlib.closing(LLM(tiny_directory, "cpu_ref", expert_parallel_size=2, **moving, **OPTIONS)) as llm:
+        assert as_json(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == as_json(alone)
+        assert llm.ranks is not None
+        first, second = llm.ranks.expert_balance()
+    assert first is not None
+    assert second is not None
+    assert first.changes > 0
+    assert first.moved_experts > 0
+    assert first.moved_bytes > 0
+    assert dataclasses.replace(first, seconds=0.0) == dataclasses.replace(second, seconds=0.0)
 
 
 def test_forks_and_aborts_find_their_rank(llm: LLM) -> None:
@@ -82,6 +99,8 @@ def test_forks_and_aborts_find_their_rank(llm: LLM) -> None:
     with pytest.raises(DuplicateRequestError, match="'b'"):
         ranks.add_request("b", [1], params)
     ranks.step()
+    with pytest.raises(ArgumentError, match=r"the ranks still have 2 unfinished .* run llm\.ranks\.step\(\)"):
+        llm.generate([[5]], use_tqdm=False)
     ranks.step()
     ranks.fork_request("b", "c", SamplingParams(max_tokens=6, temperature=0, ignore_eos=True))
     with pytest.raises(ArgumentError, match="no living request 'nobody'"):
