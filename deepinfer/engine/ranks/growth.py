@@ -126,8 +126,8 @@ class Received:
         return CompletionOutput(
             answer.index,
             text,
-            token_ids=Prefix(token_ids, len(token_ids)),  # type: ignore[arg-type]  # see GrowingField
-            logprobs=None if answer.logprobs is None else Prefix(logprobs, len(logprobs)),  # type: ignore[arg-type]
+            token_ids=Prefix(token_ids, len(token_ids)),
+            logprobs=None if answer.logprobs is None else Prefix(logprobs, len(logprobs)),
             finish_reason=answer.finish_reason,
             stop_reason=answer.stop_reason,
             message=answer.message,

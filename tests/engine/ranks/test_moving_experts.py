@@ -163,7 +163,7 @@ class StageError(Exception):
     ],
 )
 def test_a_rank_that_fails_in_a_move_is_named_by_the_others_in_time(together: Together, stage: str, how: str) -> None:
-    over, deadline_s = threading.Event(), 2.0
+    over, deadline_s = threading.Event(), 5.0
 
     def strike(seat: Any) -> None:
         """Let the next exchange of that kind on this rank raise, or never begin while the others wait."""
