@@ -169,7 +169,7 @@ class MovingExperts(SpreadExperts):
         rows_per_piece = max(1, _PIECE_BYTES // (8 * self.shape.layers * self.shape.experts))
         pieces = [
             self._group.all_reduce_sum(piece_TLE.to(self._device)).cpu()
-            for piece_TLE in torch.from_numpy(window.counts_TLE).split(rows_per_piece)
+            for piece_TLE in torch.split(torch.from_numpy(window.counts_TLE), rows_per_piece)
         ]
         counts_TLE = torch.cat(pieces).numpy()
         # Scaled by one power of two for the whole window, so that proportions stay.
