@@ -115,6 +115,7 @@ def generate(
     async_scheduling: options.AsyncScheduling = None,
     data_parallel_size: options.DataParallelSize = None,
     expert_parallel_size: options.ExpertParallelSize = 1,
+    spread_ngram_tables: options.SpreadNgramTables = False,
     rank_deadline_s: options.RankDeadline = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON line per request.")] = False,
     stream: Annotated[
@@ -187,6 +188,7 @@ def generate(
         async_scheduling=async_scheduling,
         data_parallel_size=data_parallel_size,
         expert_parallel_size=expert_parallel_size,
+        spread_ngram_tables=spread_ngram_tables,
         rank_deadline_s=rank_deadline_s,
     )
     try:

@@ -31,6 +31,9 @@ DataParallelSize = Annotated[
 ExpertParallelSize = Annotated[
     int, typer.Option(help="Ranks over which experts are spread; 1: every rank holds all of them.")
 ]
+SpreadNgramTables = Annotated[
+    bool, typer.Option("--spread-ngram-tables", help="Keep a share of each n-gram table on every rank, not all of it.")
+]
 RankDeadline = Annotated[
     float, typer.Option("--rank-deadline-s", metavar="SECONDS", help="How long ranks wait for one another.")
 ]

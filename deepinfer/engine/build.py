@@ -44,6 +44,7 @@ from deepinfer.model.weights import TransformerWeights, load_model
 from deepinfer.parallel.placement import PlacementShape
 from deepinfer.parallel.ranks.experts import SpreadExperts
 from deepinfer.parallel.ranks.groups import RankGroups
+from deepinfer.parallel.ranks.tables import SpreadTables
 from deepinfer.sampling.drafting import DEFAULT_CAPACITY, DraftPolicy
 from deepinfer.scheduling.config import EngineType, SchedulerConfig
 from deepinfer.settings import Settings
@@ -264,10 +265,24 @@ def _load(
     if ranks is not None and ranks.experts is not None:
         shape = PlacementShape(config.num_hidden_layers, config.n_routed_experts, ranks.experts.world_size)
         spread = SpreadExperts(ranks.experts, shape, driver.device)
+    tables = None if ranks is None or ranks.tables is None else SpreadTables(ranks.tables)
     with progress_bar("loading", "B", is_wanted=ranks is None or ranks.rank == 0) as bar:
 
         def show(progress: Progress) -> None:
             bar.total = progress.total_bytes
             bar.update(progress.done_bytes - bar.n)
 
-        return load_model(config, checkpoint, plan.ops, driver.device, token_map=mapping, progress=show, spread=spread)
+        weights = load_model(
+            config,
+            checkpoint,
+            plan.ops,
+            driver.device,
+            token_map=mapping,
+            progress=show,
+            spread=spread,
+            tables=tables,
+        )
+    if weights.table_bytes:
+        share = "" if ranks is None or tables is None else f", this rank's share of {ranks.world_size}"
+        _LOG.info("n-gram tables in host memory: %s B%s", f"{weights.table_bytes:,}", share)
+    return weights

@@ -67,6 +67,7 @@ class EngineKeywords(TypedDict, total=False):
     allow_fallback: tuple[str, ...]
     data_parallel_size: int | None
     expert_parallel_size: int
+    spread_ngram_tables: bool
     rank_deadline_s: float
 
 
@@ -120,6 +121,8 @@ class EngineOptions:
             a launcher has started, and 1 without one.
         expert_parallel_size: ranks over which the experts of a layer are spread; it divides the ranks. 1: every rank
             holds all experts.
+        spread_ngram_tables: keep of each n-gram table only a share in every rank's host memory, and fetch the rows of a
+            step from all ranks (docs/ranks.md). One rank keeps all of them either way.
         rank_deadline_s: seconds that ranks wait for one another before they give the group up.
     """
 
@@ -153,6 +156,7 @@ class EngineOptions:
     allow_fallback: tuple[str, ...] = ()
     data_parallel_size: int | None = None
     expert_parallel_size: int = 1
+    spread_ngram_tables: bool = False
     rank_deadline_s: float = DEADLINE_S
 
     def __post_init__(self) -> None:
@@ -181,7 +185,8 @@ class EngineOptions:
         varies = self.variable_verification
         if varies is None:
             # Without drafts there is nothing that could vary, whatever the environment says.
-            varies = settings.enable_mtp_varlen and self.num_speculative_tokens > 0 and self.expert_parallel_size == 1
+            is_alone = self.expert_parallel_size == 1 and not self.spread_ngram_tables
+            varies = settings.enable_mtp_varlen and self.num_speculative_tokens > 0 and is_alone
         ahead = self.async_scheduling
         if ahead is None:
             ahead = settings.zero_overhead_scheduling and self.engine_type != "prompt"
@@ -232,7 +237,7 @@ class EngineOptions:
         _check_path(problems, "cost_curves", self.cost_curves)
         if self.engine_type == "prompt" and self.async_scheduling is True:
             problems.append("engine_type='prompt' has no decode step to plan ahead; leave async_scheduling unset")
-        for name in ("enable_chunked_prefill", "stop_preempted_requests"):
+        for name in ("enable_chunked_prefill", "stop_preempted_requests", "spread_ngram_tables"):
             _check_choice(problems, name, getattr(self, name), (True, False))
         if self.numerics == "served" and self.dtype in ("float32", "float64"):
             problems.append(
@@ -286,6 +291,8 @@ class EngineOptions:
             problems.append(f"rank_deadline_s={deadline!r} is not a number of seconds")
         elif deadline <= 0:
             problems.append(f"rank_deadline_s={deadline!r} leaves no time at all; give seconds above 0")
+        if self.variable_verification is True and self.spread_ngram_tables is True:
+            problems.append("variable_verification=True measures steps of one rank; leave spread_ngram_tables out")
         if problems or self.expert_parallel_size == 1:
             return problems
         if self.data_parallel_size is not None:

@@ -17,7 +17,7 @@ from deepinfer.accelerator.ops import Ops
 from deepinfer.model.attention import attention
 from deepinfer.model.block import Residual, block
 from deepinfer.model.config import ModelConfig
-from deepinfer.model.engram import DEAD, engram, engram_memory, ngram_tokens
+from deepinfer.model.engram import DEAD, engram, engram_memory, fetched_memories, ngram_tokens
 from deepinfer.model.feed_forward import feed_forward, mixture
 from deepinfer.model.forward_pass import ForwardPass, LayerCaches
 from deepinfer.model.hyper_connections import mean_of_streams
@@ -90,6 +90,8 @@ class Transformer:
             memories: what :meth:`recall` gave for these rows, where their tables must not be read in the pass itself
                 (a recorded graph holds no reads of host memory); None means that the layers read them.
         """
+        if memories is None and self.weights.tables is not None:
+            memories = self.recall(tokens_TG)
         spread = self.weights.spread
         row_key_T = None if spread is None else spread.row_keys(ids_T, step.position_T)
         run = ForwardPass.begin(self.config, self.ops, self.rotary, step, caches, row_key_T)
@@ -122,11 +124,13 @@ class Transformer:
         return Hidden(hidden_TD, torch.cat(taps, dim=1) if taps else None)
 
     def stand_by(self) -> None:
-        """Compute what other ranks' rows ask of the experts here, in a step in which this rank has no row."""
+        """Do what other ranks' rows ask of this one, in a step in which it has no row."""
+        nothing = torch.empty(0, dtype=torch.int64, device=self.weights.token_map_V.device)
+        if self.weights.tables is not None:
+            self.recall(nothing.new_empty((0, self.config.engram_max_ngram_size)))
         spread = self.weights.spread
         if spread is None:
             return
-        nothing = torch.empty(0, dtype=torch.int64, device=self.weights.token_map_V.device)
         x_0D, nobody = self._embed(nothing, None), nothing.to(torch.bool)
         key_0 = spread.row_keys(nothing, nothing)
         for layer in self.weights.layers:
@@ -138,12 +142,14 @@ class Transformer:
         return self.ops.linear.dense(normed_BD, self.weights.outer.head)
 
     def recall(self, tokens_TG: Tensor) -> dict[int, Tensor]:
-        """Return what every layer with an n-gram memory reads for these rows, by layer: it depends on ids only."""
-        return {
-            layer.role.layer: engram_memory(tokens_TG, layer.engram, self.ops)
-            for layer in self.weights.layers
-            if layer.engram is not None
-        }
+        """Return what every layer with an n-gram memory reads for these rows, by layer: it depends on ids only.
+
+        Where ranks hold the tables together, all of them call it together, once a step.
+        """
+        engrams = self.weights.engrams
+        if self.weights.tables is not None and engrams:
+            return fetched_memories(tokens_TG, engrams, self.weights.tables, self.ops)
+        return {layer: engram_memory(tokens_TG, weights, self.ops) for layer, weights in engrams.items()}
 
     def ngram_tokens(self, ids_T: Tensor, history_RG: Tensor, step: StepLayout) -> Tensor:
         """Return the look-back of every row [T, G] through this model's token map (``engram.ngram_tokens``)."""

@@ -43,6 +43,7 @@ def build_rank(
         driver,
         expert_parallel_size=options.expert_parallel_size,
         deadline_s=options.rank_deadline_s,
+        spreads_tables=options.spread_ngram_tables,
         recorder=recorder,
     )
     engine = build_engine_on(driver, model, options, settings, ranks=groups)

@@ -1,7 +1,8 @@
 """The groups to which a rank belongs, and how they are formed.
 
 All ranks are one *host group*, which votes; it runs over the reference driver's collectives between hosts, whatever the
-device. Consecutive ranks form *expert groups*, among which the experts of a layer are spread; those run over the
+device. A second group between the hosts of all ranks, the *table group*, fetches rows of n-gram tables where these are
+spread. Consecutive ranks form *expert groups*, among which the experts of a layer are spread; those run over the
 driver's own collectives. Attention is data parallel: every rank has its own requests and caches.
 """
 
@@ -35,6 +36,7 @@ class RankGroups:
         votes: the host group's agreements.
         experts: the ranks among which experts are spread; None where every rank holds all of them.
         deadline_s: seconds within which every rank must join every exchange.
+        tables: all ranks, between hosts, where they hold the n-gram tables together; None where each holds all.
     """
 
     place: LaunchedRank
@@ -42,6 +44,7 @@ class RankGroups:
     votes: HostVotes
     experts: NamedGroup | None
     deadline_s: float
+    tables: NamedGroup | None = None
 
     @property
     def rank(self) -> int:
@@ -56,7 +59,12 @@ class RankGroups:
     @property
     def is_broken(self) -> bool:
         """Whether an exchange of a group has failed."""
-        return self.host.is_broken or (self.experts is not None and self.experts.is_broken)
+        return any(group is not None and group.is_broken for group in (self.host, self.experts, self.tables))
+
+    @property
+    def exchanges_in_steps(self) -> bool:
+        """Whether the layers of a step wait for other ranks, beside the votes."""
+        return self.experts is not None or self.tables is not None
 
 
 def group_problems(world_size: int, expert_parallel_size: int) -> list[str]:
@@ -75,6 +83,7 @@ def join_groups(
     *,
     expert_parallel_size: int,
     deadline_s: float,
+    spreads_tables: bool = False,
     recorder: Recorder | None = None,
 ) -> RankGroups:
     """Join all groups of a rank; every rank of the world does so at the same time.
@@ -84,6 +93,7 @@ def join_groups(
         driver: this rank's own.
         expert_parallel_size: ranks of an expert group, 1 for none.
         deadline_s: seconds to wait for the others, here and in every exchange.
+        spreads_tables: whether the ranks hold the n-gram tables together.
         recorder: notes every exchange; None for nobody.
 
     Raises:
@@ -94,8 +104,14 @@ def join_groups(
         raise ArgumentError("groups of ranks", problems)
     # Each of the steps before a group's own deadline begins may take as long, because ranks load at different speed.
     seat = RankPlace(place.rank, place.world_size, _host_address(place, deadline_s), deadline_s)
-    between_hosts = registry.load(REFERENCE)().join_group(seat)
-    host = NamedGroup(between_hosts, "host", range(place.world_size), recorder)
+    reference, everybody = registry.load(REFERENCE)(), range(place.world_size)
+    host = NamedGroup(reference.join_group(seat), "host", everybody, recorder)
+    tables: NamedGroup | None = None
+    if spreads_tables:
+        # Not the host group itself: a device's queue fetches rows while the engine votes on the next step.
+        meeting = all_gather_bytes(host, _free_address(place).encode())[0].decode()
+        own = RankPlace(place.rank, place.world_size, meeting, deadline_s)
+        tables = NamedGroup(reference.join_group(own), "table", everybody, recorder)
     experts: NamedGroup | None = None
     if expert_parallel_size > 1:
         first = place.rank // expert_parallel_size * expert_parallel_size
@@ -104,7 +120,7 @@ def join_groups(
         own = RankPlace(place.rank - first, expert_parallel_size, addresses[first].decode(), deadline_s)
         members = range(first, first + expert_parallel_size)
         experts = NamedGroup(driver.join_group(own), "expert", members, recorder)
-    return RankGroups(place, host, HostVotes(host), experts, deadline_s)
+    return RankGroups(place, host, HostVotes(host), experts, deadline_s, tables)
 
 
 def free_port() -> int:

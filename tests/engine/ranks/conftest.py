@@ -54,6 +54,7 @@ def together(tiny_directory: Path) -> Callable[..., list[Any]]:
                     own,
                     expert_parallel_size=chosen.expert_parallel_size,
                     deadline_s=chosen.rank_deadline_s,
+                    spreads_tables=chosen.spread_ngram_tables,
                     recorder=recorder,
                 )
                 engine = build_engine_on(own, model, chosen, Settings(), worker_type=worker_type, ranks=groups)

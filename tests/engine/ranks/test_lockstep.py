@@ -79,8 +79,8 @@ class Quick(Worker):
     ("world", "steps", "worker", "options"),
     [
         (2, 200, Worker, {"async_scheduling": True}),
-        (2, 200, Worker, {}),
-        (3, 60, Worker, {"expert_parallel_size": 3}),
+        (2, 200, Worker, {"spread_ngram_tables": True}),
+        (3, 60, Worker, {"expert_parallel_size": 3, "spread_ngram_tables": True}),
         (3, 2000, Quick, {}),
     ],
 )
