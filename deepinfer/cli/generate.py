@@ -115,6 +115,7 @@ def generate(
     async_scheduling: options.AsyncScheduling = None,
     data_parallel_size: options.DataParallelSize = None,
     expert_parallel_size: options.ExpertParallelSize = 1,
+    context_parallel_size: options.ContextParallelSize = 1,
     spread_ngram_tables: options.SpreadNgramTables = False,
     rank_deadline_s: options.RankDeadline = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON line per request.")] = False,
@@ -188,6 +189,7 @@ def generate(
         async_scheduling=async_scheduling,
         data_parallel_size=data_parallel_size,
         expert_parallel_size=expert_parallel_size,
+        context_parallel_size=context_parallel_size,
         spread_ngram_tables=spread_ngram_tables,
         rank_deadline_s=rank_deadline_s,
     )
@@ -197,7 +199,7 @@ def generate(
         problems += error.problems
     captured = CaptureRequest(capture, capture_cases, capture_mib)
     problems += captured.problems()
-    if capture is not None and (data_parallel_size or 1) * expert_parallel_size > 1:
+    if capture is not None and (data_parallel_size or 1) * expert_parallel_size * context_parallel_size > 1:
         problems.append("--capture writes the calls of one driver; leave out --data-parallel-size and the like")
     if problems:
         raise ArgumentError("deepinfer generate", problems)

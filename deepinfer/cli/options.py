@@ -31,6 +31,9 @@ DataParallelSize = Annotated[
 ExpertParallelSize = Annotated[
     int, typer.Option(help="Ranks over which experts are spread; 1: every rank holds all of them.")
 ]
+ContextParallelSize = Annotated[
+    int, typer.Option(help="Ranks that share the rows of each prompt; 1: every rank has prompts of its own.")
+]
 SpreadNgramTables = Annotated[
     bool, typer.Option("--spread-ngram-tables", help="Keep a share of each n-gram table on every rank, not all of it.")
 ]

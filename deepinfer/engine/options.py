@@ -19,6 +19,7 @@ from deepinfer.engine.other_names import ADVICE
 from deepinfer.errors import ArgumentError
 from deepinfer.model.draft import MOST_DRAFTS
 from deepinfer.model.truncation import TruncationMode
+from deepinfer.parallel.context import chunk_alignment
 from deepinfer.parallel.ranks.groups import group_problems
 from deepinfer.sampling.drafting import Verification
 from deepinfer.settings import Settings
@@ -67,6 +68,7 @@ class EngineKeywords(TypedDict, total=False):
     allow_fallback: tuple[str, ...]
     data_parallel_size: int | None
     expert_parallel_size: int
+    context_parallel_size: int
     spread_ngram_tables: bool
     rank_deadline_s: float
 
@@ -121,6 +123,8 @@ class EngineOptions:
             a launcher has started, and 1 without one.
         expert_parallel_size: ranks over which the experts of a layer are spread; it divides the ranks. 1: every rank
             holds all experts.
+        context_parallel_size: ranks that have the same requests and share the rows of every prompt step; it divides the
+            ranks. 1: every rank has requests of its own.
         spread_ngram_tables: keep of each n-gram table only a share in every rank's host memory, and fetch the rows of a
             step from all ranks (docs/ranks.md). One rank keeps all of them either way.
         rank_deadline_s: seconds that ranks wait for one another before they give the group up.
@@ -156,6 +160,7 @@ class EngineOptions:
     allow_fallback: tuple[str, ...] = ()
     data_parallel_size: int | None = None
     expert_parallel_size: int = 1
+    context_parallel_size: int = 1
     spread_ngram_tables: bool = False
     rank_deadline_s: float = DEADLINE_S
 
@@ -182,10 +187,12 @@ class EngineOptions:
     def under(self, settings: Settings) -> EngineOptions:
         """Return the options with what the environment says where they leave it to the environment."""
         mode, keep = self.truncated_prefill, self.truncated_prefill_keep_tokens
+        if mode is None and self.context_parallel_size > 1:
+            mode = "off"
         varies = self.variable_verification
         if varies is None:
             # Without drafts there is nothing that could vary, whatever the environment says.
-            is_alone = self.expert_parallel_size == 1 and not self.spread_ngram_tables
+            is_alone = self.expert_parallel_size == self.context_parallel_size == 1 and not self.spread_ngram_tables
             varies = settings.enable_mtp_varlen and self.num_speculative_tokens > 0 and is_alone
         ahead = self.async_scheduling
         if ahead is None:
@@ -291,16 +298,36 @@ class EngineOptions:
             problems.append(f"rank_deadline_s={deadline!r} is not a number of seconds")
         elif deadline <= 0:
             problems.append(f"rank_deadline_s={deadline!r} leaves no time at all; give seconds above 0")
-        if self.variable_verification is True and self.spread_ngram_tables is True:
-            problems.append("variable_verification=True measures steps of one rank; leave spread_ngram_tables out")
-        if problems or self.expert_parallel_size == 1:
+        _check_integer(problems, "context_parallel_size", self.context_parallel_size, 1)
+        if problems:
             return problems
+        experts, context = self.expert_parallel_size, self.context_parallel_size
         if self.data_parallel_size is not None:
-            problems += group_problems(self.data_parallel_size, self.expert_parallel_size)
-        if self.decode_graphs is True:
+            problems += group_problems(self.data_parallel_size, experts, context)
+        if self.decode_graphs is True and experts > 1:
             problems.append("decode_graphs=True cannot record exchanges between ranks; use expert_parallel_size=1")
-        if self.variable_verification is True:
-            problems.append("variable_verification=True measures steps of one rank; use expert_parallel_size=1")
+        if self.variable_verification is True and (experts > 1 or context > 1 or self.spread_ngram_tables is True):
+            problems.append(
+                "variable_verification=True measures steps of one rank; use expert_parallel_size=1 and "
+                "context_parallel_size=1, and leave spread_ngram_tables out"
+            )
+        return problems + self._context_problems()
+
+    def _context_problems(self) -> list[str]:
+        context, budget = self.context_parallel_size, self.max_num_batched_tokens
+        if context == 1:
+            return []
+        problems = []
+        if self.is_prefill_truncated:
+            problems.append(
+                f"truncated_prefill={self.truncated_prefill!r} leaves rows out that context_parallel_size={context} "
+                f"would share; use one of the two"
+            )
+        if isinstance(budget, int) and budget < chunk_alignment(context):
+            problems.append(
+                f"max_num_batched_tokens={budget} is below {chunk_alignment(context)}, twice context_parallel_size: "
+                f"chunks are cut in multiples of that"
+            )
         return problems
 
 

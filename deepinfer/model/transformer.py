@@ -17,6 +17,7 @@ from deepinfer.accelerator.ops import Ops
 from deepinfer.model.attention import attention
 from deepinfer.model.block import Residual, block
 from deepinfer.model.config import ModelConfig
+from deepinfer.model.context import ContextShare, ContextSplit
 from deepinfer.model.engram import DEAD, engram, engram_memory, fetched_memories, ngram_tokens
 from deepinfer.model.feed_forward import feed_forward, mixture
 from deepinfer.model.forward_pass import ForwardPass, LayerCaches
@@ -57,12 +58,28 @@ class Hidden:
 class Transformer:
     """The text model over paged caches. It keeps no state between steps: what it remembers lies in the caches."""
 
-    def __init__(self, config: ModelConfig, weights: TransformerWeights, ops: Ops, rotary: RotaryTables) -> None:
-        """Bind weights and ops; ``rotary`` lies on the driver's device and covers every position to come."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: TransformerWeights,
+        ops: Ops,
+        rotary: RotaryTables,
+        context: ContextSplit | None = None,
+    ) -> None:
+        """Bind weights and ops.
+
+        Args:
+            config: the model.
+            weights: its parameters.
+            ops: the plan's ops.
+            rotary: tables on the driver's device that cover every position to come.
+            context: shares the rows of prompt steps with other ranks; None where this one computes all.
+        """
         self.config = config
         self.weights = weights
         self.ops = ops
         self.rotary = rotary
+        self._context = context
         self._last_owner = first_truncated_layer(config)
 
     def forward(
@@ -90,11 +107,20 @@ class Transformer:
             memories: what :meth:`recall` gave for these rows, where their tables must not be read in the pass itself
                 (a recorded graph holds no reads of host memory); None means that the layers read them.
         """
+        share: ContextShare | None = None
+        whole = step
+        if self._context is not None and step.kind == "prefill":
+            share = self._context.share(step)
+            step, ids_T, tokens_TG = share.step, share.own(ids_T), share.own(tokens_TG, DEAD)
+            if embeddings is not None:
+                embeddings = GivenEmbeddings(share.own(embeddings.rows_TD), share.own(embeddings.mask_T))
         if memories is None and self.weights.tables is not None:
             memories = self.recall(tokens_TG)
         spread = self.weights.spread
         row_key_T = None if spread is None else spread.row_keys(ids_T, step.position_T)
         run = ForwardPass.begin(self.config, self.ops, self.rotary, step, caches, row_key_T)
+        if share is not None:
+            run = run.shared_out(whole, share)
         alive_T = tokens_TG[:, 0] != DEAD
         residual = Residual.of(self._embed(ids_T, embeddings), self.config)
         taps: list[Tensor] = []
@@ -121,7 +147,10 @@ class Transformer:
                 self.ops,
             )
         hidden_TD = self.ops.mixing.collapse(residual.streams_TSD, residual.pre_TS)
-        return Hidden(hidden_TD, torch.cat(taps, dim=1) if taps else None)
+        taps_TA = torch.cat(taps, dim=1) if taps else None
+        if share is not None:
+            hidden_TD, taps_TA = share.whole(hidden_TD), None if taps_TA is None else share.whole(taps_TA)
+        return Hidden(hidden_TD, taps_TA)
 
     def stand_by(self) -> None:
         """Do what other ranks' rows ask of this one, in a step in which it has no row."""

@@ -56,6 +56,7 @@ FROZEN_FLAGS = {
         "--async-scheduling",
         "--data-parallel-size",
         "--expert-parallel-size",
+        "--context-parallel-size",
         "--spread-ngram-tables",
         "--rank-deadline-s",
         "--json",

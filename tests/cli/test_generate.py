@@ -102,6 +102,7 @@ def test_options_reach_the_library(run: Run, library: type[StandIn], tmp_path: P
         "truncated_prefill_keep_tokens": 77,
         "data_parallel_size": 1,
         "expert_parallel_size": 1,
+        "context_parallel_size": 1,
         "spread_ngram_tables": False,
         "rank_deadline_s": 5.0,
     }

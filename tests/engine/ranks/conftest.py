@@ -54,6 +54,7 @@ def together(tiny_directory: Path) -> Callable[..., list[Any]]:
                     own,
                     expert_parallel_size=chosen.expert_parallel_size,
                     deadline_s=chosen.rank_deadline_s,
+                    context_parallel_size=chosen.context_parallel_size,
                     spreads_tables=chosen.spread_ngram_tables,
                     recorder=recorder,
                 )
