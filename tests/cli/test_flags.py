@@ -161,6 +161,7 @@ FROZEN_FLAGS = {
         "--seed",
         "--save-result",
     ],
+    "deepinfer bench ranks": ["--ranks", "--votes", "--rows", "--seed", "--save-result"],
     "deepinfer balance": [],
     "deepinfer balance plan": [
         "loads",
