@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from numbers import Integral
 from os import PathLike
@@ -232,8 +233,8 @@ def _build(model: str | PathLike[str] | None, accelerator: str | None, options: 
     if place is not None:
         return LaunchedEngine(place, model, accelerator, options, settings)
     world_size = options.data_parallel_size or 1
-    if options.data_parallel_size is None and options.expert_parallel_size > 1:
-        world_size = options.expert_parallel_size
+    if options.data_parallel_size is None:
+        world_size = math.lcm(options.expert_parallel_size, options.context_parallel_size)
     if world_size > 1:
         return LocalRanks(model, accelerator, options, world_size)
     return build_engine(model, accelerator, options, settings)

@@ -63,6 +63,7 @@ def build() -> typer.Typer:
     measures.command("throughput", cls=Command)(bench.throughput)
     measures.command("latency", cls=Command)(bench.latency)
     measures.command("balance", cls=Command)(bench.balance)
+    measures.command("ranks", cls=Command)(bench.ranks)
     app.add_typer(measures, name="bench", help="Measure; every figure says where it was taken.")
     placing = typer.Typer(rich_markup_mode=None, context_settings=_HELP_NAMES)
     placing.callback(invoke_without_command=True)(_group)

@@ -176,6 +176,53 @@ def balance(
     _finish(report, show.table(header, rows), save_result)
 
 
+def ranks(
+    ctx: typer.Context,
+    *,
+    numbers: Annotated[
+        str, typer.Option("--ranks", metavar="N,N,...", help="Numbers of ranks, a case each.")
+    ] = "2,4,8",
+    votes: Annotated[int, typer.Option(help="Timed votes per case.")] = 1000,
+    rows: Annotated[int, typer.Option(help="Tokens of a step on each rank.")] = 64,
+    seed: _Seed = 0,
+    save_result: _SaveResult = None,
+) -> None:
+    """Time votes between ranks, and count the bytes that they exchange.
+
+    The ranks are processes of this machine. Sizes are those of the released model; nothing is computed.
+    """
+    ctx.obj.start()
+    problems = _file_problems(save_result)
+    counts = _counts("--ranks", numbers, problems)
+    from deepinfer.bench.ranks import RanksSettings, run_ranks
+
+    settings = _checked(
+        "deepinfer bench ranks", problems, lambda: RanksSettings(ranks=counts, votes=votes, rows=rows, seed=seed)
+    )
+    with _bar(len(settings.ranks)) as bar:
+        report = run_ranks(settings, tick=bar.update)
+    cells = [
+        (
+            str(result.ranks),
+            f"{result.vote_us_p50:,.0f}",
+            f"{result.vote_us_p99:,.0f}",
+            f"{result.expert_bytes:,.0f}",
+            f"{result.least_expert_bytes:,.0f}",
+            f"{result.expert_ratio:.2f}",
+            f"{result.table_bytes:,.0f}",
+            f"{result.least_table_bytes:,.0f}",
+            f"{result.table_ratio:.2f}",
+        )
+        for result in report.results
+    ]
+    print(
+        f"{votes} votes, microseconds each; bytes of a token to other ranks, {rows} tokens a rank: experts of one "
+        f"layer ({settings.experts} x {settings.hidden}, top {settings.top_k}), rows of {settings.tables} n-gram tables"
+    )
+    header = ("ranks", "vote p50", "vote p99", "experts", "least", "ratio", "tables", "least", "ratio")
+    _finish(report, show.table(header, cells), save_result)
+
+
 def _serving(kind: _Kind, text: str) -> Callable[..., None]:
     """Return the command ``deepinfer bench KIND``: both run the same batches, and read different figures off them."""
 

@@ -119,6 +119,8 @@ def generate(
     expert_balancing: options.ExpertBalancing = None,
     expert_balancing_interval: options.ExpertBalancingInterval = None,
     expert_balancing_window: options.ExpertBalancingWindow = None,
+    context_parallel_size: options.ContextParallelSize = 1,
+    spread_ngram_tables: options.SpreadNgramTables = False,
     rank_deadline_s: options.RankDeadline = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON line per request.")] = False,
     stream: Annotated[
@@ -195,6 +197,8 @@ def generate(
         expert_balancing=expert_balancing,
         expert_balancing_interval=expert_balancing_interval,
         expert_balancing_window=expert_balancing_window,
+        context_parallel_size=context_parallel_size,
+        spread_ngram_tables=spread_ngram_tables,
         rank_deadline_s=rank_deadline_s,
     )
     try:
@@ -203,7 +207,7 @@ def generate(
         problems += error.problems
     captured = CaptureRequest(capture, capture_cases, capture_mib)
     problems += captured.problems()
-    if capture is not None and (data_parallel_size or 1) * expert_parallel_size > 1:
+    if capture is not None and (data_parallel_size or 1) * expert_parallel_size * context_parallel_size > 1:
         problems.append("--capture writes the calls of one driver; leave out --data-parallel-size and the like")
     if problems:
         raise ArgumentError("deepinfer generate", problems)

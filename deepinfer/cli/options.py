@@ -45,6 +45,12 @@ ExpertBalancingInterval = Annotated[
 ExpertBalancingWindow = Annotated[
     int | None, typer.Option(metavar="STEPS", help="Steps that a plan is made from; unset: a tenth of the interval.")
 ]
+ContextParallelSize = Annotated[
+    int, typer.Option(help="Ranks that share the rows of each prompt; 1: every rank has prompts of its own.")
+]
+SpreadNgramTables = Annotated[
+    bool, typer.Option("--spread-ngram-tables", help="Keep a share of each n-gram table on every rank, not all of it.")
+]
 RankDeadline = Annotated[
     float, typer.Option("--rank-deadline-s", metavar="SECONDS", help="How long ranks wait for one another.")
 ]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from deepinfer.engine.options import EngineOptions
 from deepinfer.model.config import ModelConfig
 from deepinfer.sampling.checks import id_problems
 from deepinfer.sampling.params import SamplingParams
@@ -92,6 +93,7 @@ class AdmissionRules:
         has_tokenizer: whether there is text, in which stop strings could be found.
         makes_one_token: a prompt engine, which cannot go on after the first token.
         leaves_rows_out: a prompt's first rows do not reach the last layer.
+        has_twins: other ranks schedule the same requests, and must find each ready at the same step.
     """
 
     config: ModelConfig
@@ -99,6 +101,21 @@ class AdmissionRules:
     has_tokenizer: bool
     makes_one_token: bool
     leaves_rows_out: bool = False
+    has_twins: bool = False
+
+    @classmethod
+    def of(
+        cls, config: ModelConfig, options: EngineOptions, max_model_len: int, *, has_tokenizer: bool
+    ) -> AdmissionRules:
+        """Return the rules of an engine with these options, which the environment has completed."""
+        return cls(
+            config,
+            max_model_len,
+            has_tokenizer=has_tokenizer,
+            makes_one_token=options.engine_type == "prompt",
+            leaves_rows_out=options.is_prefill_truncated,
+            has_twins=options.context_parallel_size > 1,
+        )
 
     def refusals(self, submission: Submission) -> tuple[str, ...]:
         """Return every reason to refuse a request, in words; empty if there is none."""
@@ -121,6 +138,11 @@ class AdmissionRules:
             )
         if params.structured_outputs is not None and not self.has_tokenizer:
             problems.append("structured_outputs need text, but the model has no tokenizer.json")
+        if params.structured_outputs is not None and self.has_twins:
+            problems.append(
+                "structured_outputs are ready at a time of each rank's own, and the ranks of a context group must "
+                "agree; use context_parallel_size=1"
+            )
         if self.makes_one_token and params.max_tokens > 1:
             problems.append(
                 f"max_tokens is {params.max_tokens}; an engine of type 'prompt' makes the first token and cannot hand "

@@ -42,7 +42,10 @@ from deepinfer.model.rotary import rotary_tables
 from deepinfer.model.transformer import Transformer
 from deepinfer.model.truncation import truncation_problems
 from deepinfer.model.weights import TransformerWeights, load_model
+from deepinfer.parallel.context import chunk_alignment
+from deepinfer.parallel.ranks.context import SplitContext
 from deepinfer.parallel.ranks.groups import RankGroups
+from deepinfer.parallel.ranks.tables import SpreadTables
 from deepinfer.sampling.drafting import DEFAULT_CAPACITY, DraftPolicy
 from deepinfer.scheduling.config import EngineType, SchedulerConfig
 from deepinfer.settings import Settings
@@ -104,7 +107,8 @@ def build_engine_on(
     """
     settings = settings if settings is not None else Settings.from_environment()
     options = (options if options is not None else EngineOptions()).under(settings)
-    if ranks is None and max(options.data_parallel_size or 1, options.expert_parallel_size) > 1:
+    sizes_asked = (options.data_parallel_size or 1, options.expert_parallel_size, options.context_parallel_size)
+    if ranks is None and max(sizes_asked) > 1:
         raise ArgumentError("engine options", ["one engine is one rank; deepinfer.LLM starts and drives many"])
     directory = Path(model) if model is not None else packaged_model_path()
     plan = plan_ops(driver, options, settings)
@@ -157,9 +161,9 @@ def build_engine_on(
         speculation = ModelSpeculation(drafting, draft_policy(config, options), **sizes, device=driver.device)
     elif drafts and speculation_of is not None:
         speculation = speculation_of(config, plan.ops, draft_policy(config, options), **sizes, device=driver.device)
-    worker = worker_type(
-        Transformer(config, weights, plan.ops, rotary), pools, driver, plan.ops, prefill, speculation, clock
-    )
+    context = None if ranks is None or ranks.context is None else SplitContext(ranks.context)
+    transformer = Transformer(config, weights, plan.ops, rotary, context)
+    worker = worker_type(transformer, pools, driver, plan.ops, prefill, speculation, clock)
     scheduling = scheduler_config(config, options, pool_plan)
     extents = StepExtents(
         rows_per_request=1 + drafts,
@@ -241,6 +245,7 @@ def scheduler_config(config: ModelConfig, options: EngineOptions, pools: PoolPla
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_prefill_history_tokens=options.max_prefill_history_tokens,
+        chunk_align=chunk_alignment(options.context_parallel_size),
         engine_type=EngineType(options.engine_type),
         enable_chunked_prefill=options.enable_chunked_prefill,
         stop_preempted_requests=options.stop_preempted_requests,
@@ -263,10 +268,24 @@ def _load(
 ) -> TransformerWeights:
     mapping = token_map(tokenizer.backend if tokenizer is not None else None, config)
     spread = spread_experts(config, options, ranks, driver.device)
+    tables = None if ranks is None or ranks.tables is None else SpreadTables(ranks.tables)
     with progress_bar("loading", "B", is_wanted=ranks is None or ranks.rank == 0) as bar:
 
         def show(progress: Progress) -> None:
             bar.total = progress.total_bytes
             bar.update(progress.done_bytes - bar.n)
 
-        return load_model(config, checkpoint, plan.ops, driver.device, token_map=mapping, progress=show, spread=spread)
+        weights = load_model(
+            config,
+            checkpoint,
+            plan.ops,
+            driver.device,
+            token_map=mapping,
+            progress=show,
+            spread=spread,
+            tables=tables,
+        )
+    if weights.table_bytes:
+        share = "" if ranks is None or tables is None else f", this rank's share of {ranks.world_size}"
+        _LOG.info("n-gram tables in host memory: %s B%s", f"{weights.table_bytes:,}", share)
+    return weights

@@ -79,13 +79,7 @@ class Engine:
         self._scheduler_config = scheduler_config
         self._ranks = ranks
         self._scheduler = self._new_scheduler()
-        self.rules = AdmissionRules(
-            config,
-            pools.max_model_len,
-            has_tokenizer=tokenizer is not None,
-            makes_one_token=options.engine_type == "prompt",
-            leaves_rows_out=options.is_prefill_truncated,
-        )
+        self.rules = AdmissionRules.of(config, options, pools.max_model_len, has_tokenizer=tokenizer is not None)
         self._table = RequestTable()
         self._forms = WaitingForms(partial(compiler_of, tokenizer, config), [config.eos_token_id])
         self._seeds = random.Random(options.seed)

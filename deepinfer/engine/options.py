@@ -20,6 +20,7 @@ from deepinfer.engine.other_names import ADVICE
 from deepinfer.errors import ArgumentError
 from deepinfer.model.draft import MOST_DRAFTS
 from deepinfer.model.truncation import TruncationMode
+from deepinfer.parallel.context import chunk_alignment
 from deepinfer.parallel.ranks.groups import group_problems
 from deepinfer.sampling.drafting import Verification
 from deepinfer.settings import Settings
@@ -72,6 +73,8 @@ class EngineKeywords(TypedDict, total=False):
     expert_balancing: ExpertBalancing | None
     expert_balancing_interval: int | None
     expert_balancing_window: int | None
+    context_parallel_size: int
+    spread_ngram_tables: bool
     rank_deadline_s: float
 
 
@@ -132,6 +135,10 @@ class EngineOptions:
         expert_balancing_interval: steps between plans; the first comes after a quarter. None means 10,000, and 1,000
             for a prompt engine.
         expert_balancing_window: steps whose load a plan is made from; None means a tenth of the interval.
+        context_parallel_size: ranks that have the same requests and share the rows of every prompt step; it divides the
+            ranks. 1: every rank has requests of its own.
+        spread_ngram_tables: keep of each n-gram table only a share in every rank's host memory, and fetch the rows of a
+            step from all ranks (docs/ranks.md). One rank keeps all of them either way.
         rank_deadline_s: seconds that ranks wait for one another before they give the group up.
     """
 
@@ -169,6 +176,8 @@ class EngineOptions:
     expert_balancing: ExpertBalancing | None = None
     expert_balancing_interval: int | None = None
     expert_balancing_window: int | None = None
+    context_parallel_size: int = 1
+    spread_ngram_tables: bool = False
     rank_deadline_s: float = DEADLINE_S
 
     def __post_init__(self) -> None:
@@ -194,10 +203,13 @@ class EngineOptions:
     def under(self, settings: Settings) -> EngineOptions:
         """Return the options with what the environment says where they leave it to the environment."""
         mode, keep = self.truncated_prefill, self.truncated_prefill_keep_tokens
+        if mode is None and self.context_parallel_size > 1:
+            mode = "off"
         varies = self.variable_verification
         if varies is None:
             # Without drafts there is nothing that could vary, whatever the environment says.
-            varies = settings.enable_mtp_varlen and self.num_speculative_tokens > 0 and self.expert_parallel_size == 1
+            is_alone = self.expert_parallel_size == self.context_parallel_size == 1 and not self.spread_ngram_tables
+            varies = settings.enable_mtp_varlen and self.num_speculative_tokens > 0 and is_alone
         ahead = self.async_scheduling
         if ahead is None:
             ahead = settings.zero_overhead_scheduling and self.engine_type != "prompt"
@@ -263,7 +275,7 @@ class EngineOptions:
         _check_path(problems, "cost_curves", self.cost_curves)
         if self.engine_type == "prompt" and self.async_scheduling is True:
             problems.append("engine_type='prompt' has no decode step to plan ahead; leave async_scheduling unset")
-        for name in ("enable_chunked_prefill", "stop_preempted_requests"):
+        for name in ("enable_chunked_prefill", "stop_preempted_requests", "spread_ngram_tables"):
             _check_choice(problems, name, getattr(self, name), (True, False))
         if self.numerics == "served" and self.dtype in ("float32", "float64"):
             problems.append(
@@ -325,16 +337,38 @@ class EngineOptions:
         ):
             if getattr(self, name) is not None:
                 _check_integer(problems, name, getattr(self, name), least)
+        _check_integer(problems, "context_parallel_size", self.context_parallel_size, 1)
         if not problems:
             problems += self._balancing().problems(is_spread=self.expert_parallel_size > 1)
-        if problems or self.expert_parallel_size == 1:
+        if problems:
             return problems
+        experts, context = self.expert_parallel_size, self.context_parallel_size
         if self.data_parallel_size is not None:
-            problems += group_problems(self.data_parallel_size, self.expert_parallel_size)
-        if self.decode_graphs is True:
+            problems += group_problems(self.data_parallel_size, experts, context)
+        if self.decode_graphs is True and experts > 1:
             problems.append("decode_graphs=True cannot record exchanges between ranks; use expert_parallel_size=1")
-        if self.variable_verification is True:
-            problems.append("variable_verification=True measures steps of one rank; use expert_parallel_size=1")
+        if self.variable_verification is True and (experts > 1 or context > 1 or self.spread_ngram_tables is True):
+            problems.append(
+                "variable_verification=True measures steps of one rank; use expert_parallel_size=1 and "
+                "context_parallel_size=1, and leave spread_ngram_tables out"
+            )
+        return problems + self._context_problems()
+
+    def _context_problems(self) -> list[str]:
+        context, budget = self.context_parallel_size, self.max_num_batched_tokens
+        if context == 1:
+            return []
+        problems = []
+        if self.is_prefill_truncated:
+            problems.append(
+                f"truncated_prefill={self.truncated_prefill!r} leaves rows out that context_parallel_size={context} "
+                f"would share; use one of the two"
+            )
+        if isinstance(budget, int) and budget < chunk_alignment(context):
+            problems.append(
+                f"max_num_batched_tokens={budget} is below {chunk_alignment(context)}, twice context_parallel_size: "
+                f"chunks are cut in multiples of that"
+            )
         return problems
 
 

@@ -12,8 +12,9 @@ ADVICE: Mapping[str, str] = MappingProxyType(
     {
         "gpu_memory_utilization": "here it is memory_utilization, a share of the free device memory for caches",
         "num_gpu_blocks_override": "here it is num_blocks, with the reserved block 0 counted",
-        "tensor_parallel_size": "ranks never share a request's attention; see data_parallel_size",
+        "tensor_parallel_size": "no rank holds a part of a matrix; see data_parallel_size and context_parallel_size",
         "pipeline_parallel_size": "every rank runs all layers; see data_parallel_size and expert_parallel_size",
+        "prefill_context_parallel_size": "here it is context_parallel_size",
         "enable_expert_parallel": "here it is expert_parallel_size, a number of ranks",
         "enable_eplb": "here it is expert_balancing, the name of a policy",
         "eplb_config": "here it is expert_balancing, expert_balancing_interval and redundant_experts",

@@ -81,14 +81,18 @@ def attention(x_TD: Tensor, weights: AttentionWeights, role: LayerRole, run: For
     Entries and index keys are stored before they are scored and read, in every step: a row may pick the entry that
     it completes itself. Window records are stored before attention in a decode step, so that its rows see each other
     through the ring. In a prefill step the chunk may be longer than the ring: its rows see each other through their
-    own records, the ring still holds the positions before the chunk, and is written only afterwards.
+    own records, the ring still holds the positions before the chunk, and is written only afterwards. Where ranks share
+    the rows of a prompt step, each attends with its own and stores what all have computed.
     """
     config, ops, step, table = run.config, run.ops, run.step, run.table(role)
     qr_TL = run.rms(ops.linear.dense(x_TD, weights.wq_a), weights.q_norm_L)
     query_THC = query_of(qr_TL, weights, table, step.position_T, config, ops)
 
     if weights.compressor is not None and role.layer != run.stored_owner:
-        store_entries(x_TD, weights.compressor, role, run)
+        if run.shared is None:
+            store_entries(x_TD, weights.compressor, role, run)
+        else:
+            store_entries(run.shared.share.whole(x_TD), weights.compressor, role, run.shared.whole)
     if weights.indexer is not None:
         run.picks[role.layer] = pick_entries(x_TD, qr_TL, weights.indexer, role, run)
 
@@ -97,11 +101,15 @@ def attention(x_TD: Tensor, weights: AttentionWeights, role: LayerRole, run: For
 
     if step.kind == "decode":
         ops.codec.store_window(window, records_Tb, run.window_slot_T)
+    before, stored_Tb, slot_T = window, records_Tb, run.window_slot_T
+    if run.shared is not None:
+        stored_Tb, slot_T = run.shared.share.whole(records_Tb), run.shared.whole.window_slot_T
+        before = run.shared.share.window_before(window, stored_Tb, ops)
     output_THC = ops.attention.sparse(
-        query_THC, records_Tb, window, _long_range(role, run), weights.sinks_H, config.sliding_window, step
+        query_THC, records_Tb, before, _long_range(role, run), weights.sinks_H, config.sliding_window, step
     )
     if step.kind == "prefill":
-        ops.codec.store_window(window, records_Tb, run.window_slot_T)
+        ops.codec.store_window(window, stored_Tb, slot_T)
 
     return project(output_THC, weights, table, step.position_T, config, ops)
 

@@ -5,7 +5,9 @@ Legend: T rows, R requests, G n-gram length, F values of a row's memory, S strea
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,13 +25,26 @@ DEAD = -1
 """The id of a place that the look-back cannot read: before the request began, or inside an image span."""
 
 
+class TableSpread(Protocol):
+    """The tables of all layers, where several ranks hold them together."""
+
+    def share(self, table: NgramTable) -> NgramTable:
+        """Return the rows of a table that this rank holds."""
+
+    def fetch(
+        self, shares: Sequence[NgramTable], num_rows: Sequence[int], rows_TF: Sequence[Tensor]
+    ) -> Sequence[tuple[NgramTable, Tensor]]:
+        """Return for each table one of the rows that are read, and their numbers in it; all ranks call it together."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngramWeights:
     """Parameters of one Engram layer.
 
     Attributes:
         hash: constants of its hash.
-        table: its table, in host memory.
+        table: its table, or this rank's share of it, in host memory.
+        num_rows: rows of the whole table.
         wkv: table rows to one key per stream and one value.
         query_weight_SD: float32 weight of the streams in the gate.
         key_weight_SD: float32 weight of the keys in the gate.
@@ -37,16 +52,23 @@ class EngramWeights:
 
     hash: NgramHash
     table: NgramTable
+    num_rows: int
     wkv: PreparedWeight
     query_weight_SD: Tensor
     key_weight_SD: Tensor
 
 
 def load_engram(
-    reader: WeightReader, role: LayerRole, layout: EngramLayout, pad_id: int, device: torch.device
+    reader: WeightReader,
+    role: LayerRole,
+    layout: EngramLayout,
+    pad_id: int,
+    device: torch.device,
+    spread: TableSpread | None = None,
 ) -> EngramWeights:
     """Load the Engram of one layer; ``pad_id`` is the mapped id of the padding token."""
     stem = f"{role.stem}.engram"
+    table = reader.ngram_table(f"{stem}.embed")
     primes = torch.tensor(layout.primes, dtype=torch.int64, device=device)
     return EngramWeights(
         hash=NgramHash(
@@ -55,7 +77,8 @@ def load_engram(
             offsets_F=torch.tensor(layout.offsets, dtype=torch.int64, device=device),
             pad_id=pad_id,
         ),
-        table=reader.ngram_table(f"{stem}.embed"),
+        table=table if spread is None else spread.share(table),
+        num_rows=table.rows_RW.shape[0],
         wkv=reader.dense(f"{stem}.wkv"),
         query_weight_SD=reader.float32(f"{stem}.q_weight"),
         key_weight_SD=reader.float32(f"{stem}.k_weight"),
@@ -92,6 +115,19 @@ def ngram_tokens(ids_T: Tensor, history_RG: Tensor, step: StepLayout, token_map_
 def engram_memory(tokens_TG: Tensor, weights: EngramWeights, ops: Ops) -> Tensor:
     """Return the table rows of every position, [T, F * W]; they depend on ids only, so they can be fetched ahead."""
     return ops.memory.gather_rows(weights.table, ops.memory.ngram_rows(tokens_TG, weights.hash))
+
+
+def fetched_memories(
+    tokens_TG: Tensor, engrams: Mapping[int, EngramWeights], spread: TableSpread, ops: Ops
+) -> dict[int, Tensor]:
+    """Return the same for all layers at once, from tables that other ranks hold too."""
+    rows = [ops.memory.ngram_rows(tokens_TG, weights.hash) for weights in engrams.values()]
+    shares, num_rows = zip(*((weights.table, weights.num_rows) for weights in engrams.values()), strict=True)
+    fetched = spread.fetch(shares, num_rows, rows)
+    return {
+        layer: ops.memory.gather_rows(table, number_TF)
+        for layer, (table, number_TF) in zip(engrams, fetched, strict=True)
+    }
 
 
 def engram(

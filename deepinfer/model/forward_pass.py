@@ -5,7 +5,7 @@ Legend: T rows, K selected entries, B candidate blocks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -16,6 +16,7 @@ from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.ops.norm import RotaryTable
 from deepinfer.accelerator.ops.selection import Selection
 from deepinfer.model.config import ModelConfig
+from deepinfer.model.context import ContextShare
 from deepinfer.model.roles import LayerRole
 from deepinfer.model.rotary import RotaryTables
 
@@ -64,6 +65,7 @@ class ForwardPass:
         picks: what the indexer layers have published so far, by layer.
         stored_owner: the owner layer whose entries of this step were stored ahead of its attention, or None.
         row_key_T: by what rows choose among the copies of an expert; None where all experts are here.
+        shared: the whole step and this rank's share of it, where other ranks compute some of its rows; else None.
     """
 
     config: ModelConfig
@@ -76,6 +78,7 @@ class ForwardPass:
     picks: dict[int, Selection] = field(default_factory=dict)
     stored_owner: int | None = None
     row_key_T: Tensor | None = None
+    shared: SharedPass | None = None
 
     @classmethod
     def begin(
@@ -96,6 +99,11 @@ class ForwardPass:
         slots_T = ops.plumbing.window_slots(step)
         return cls(config, ops, rotary, step, caches, slots_T, places, row_key_T=row_key_T)
 
+    def shared_out(self, whole: StepLayout, share: ContextShare) -> ForwardPass:
+        """Return this pass over a rank's share of a step as one whose caches are to hold the whole step."""
+        everything = ForwardPass.begin(self.config, self.ops, self.rotary, whole, self.caches)
+        return replace(self, shared=SharedPass(share, everything))
+
     def table(self, role: LayerRole) -> RotaryTable:
         """Return the rotary table of a layer."""
         return self.rotary.of(role.rope)
@@ -103,3 +111,16 @@ class ForwardPass:
     def rms(self, x_TD: Tensor, weight_D: Tensor) -> Tensor:
         """Normalise with the model's own epsilon."""
         return self.ops.norm.rms(x_TD, weight_D, self.config.rms_norm_eps)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPass:
+    """Where the rows of a pass belong.
+
+    Attributes:
+        share: this rank's rows, and the way to the others'.
+        whole: a pass over all rows of the step; it stores, and runs no layer.
+    """
+
+    share: ContextShare
+    whole: ForwardPass

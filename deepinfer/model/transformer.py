@@ -17,7 +17,8 @@ from deepinfer.accelerator.ops import Ops
 from deepinfer.model.attention import attention
 from deepinfer.model.block import Residual, block
 from deepinfer.model.config import ModelConfig
-from deepinfer.model.engram import DEAD, engram, engram_memory, ngram_tokens
+from deepinfer.model.context import ContextShare, ContextSplit
+from deepinfer.model.engram import DEAD, engram, engram_memory, fetched_memories, ngram_tokens
 from deepinfer.model.feed_forward import feed_forward, mixture
 from deepinfer.model.forward_pass import ForwardPass, LayerCaches
 from deepinfer.model.hyper_connections import mean_of_streams
@@ -57,12 +58,28 @@ class Hidden:
 class Transformer:
     """The text model over paged caches. It keeps no state between steps: what it remembers lies in the caches."""
 
-    def __init__(self, config: ModelConfig, weights: TransformerWeights, ops: Ops, rotary: RotaryTables) -> None:
-        """Bind weights and ops; ``rotary`` lies on the driver's device and covers every position to come."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: TransformerWeights,
+        ops: Ops,
+        rotary: RotaryTables,
+        context: ContextSplit | None = None,
+    ) -> None:
+        """Bind weights and ops.
+
+        Args:
+            config: the model.
+            weights: its parameters.
+            ops: the plan's ops.
+            rotary: tables on the driver's device that cover every position to come.
+            context: shares the rows of prompt steps with other ranks; None where this one computes all.
+        """
         self.config = config
         self.weights = weights
         self.ops = ops
         self.rotary = rotary
+        self._context = context
         self._last_owner = first_truncated_layer(config)
 
     def forward(
@@ -90,9 +107,20 @@ class Transformer:
             memories: what :meth:`recall` gave for these rows, where their tables must not be read in the pass itself
                 (a recorded graph holds no reads of host memory); None means that the layers read them.
         """
+        share: ContextShare | None = None
+        whole = step
+        if self._context is not None and step.kind == "prefill":
+            share = self._context.share(step)
+            step, ids_T, tokens_TG = share.step, share.own(ids_T), share.own(tokens_TG, DEAD)
+            if embeddings is not None:
+                embeddings = GivenEmbeddings(share.own(embeddings.rows_TD), share.own(embeddings.mask_T))
+        if memories is None and self.weights.tables is not None:
+            memories = self.recall(tokens_TG)
         spread = self.weights.spread
         row_key_T = None if spread is None else spread.row_keys(ids_T, step.position_T)
         run = ForwardPass.begin(self.config, self.ops, self.rotary, step, caches, row_key_T)
+        if share is not None:
+            run = run.shared_out(whole, share)
         alive_T = tokens_TG[:, 0] != DEAD
         residual = Residual.of(self._embed(ids_T, embeddings), self.config)
         taps: list[Tensor] = []
@@ -119,14 +147,19 @@ class Transformer:
                 self.ops,
             )
         hidden_TD = self.ops.mixing.collapse(residual.streams_TSD, residual.pre_TS)
-        return Hidden(hidden_TD, torch.cat(taps, dim=1) if taps else None)
+        taps_TA = torch.cat(taps, dim=1) if taps else None
+        if share is not None:
+            hidden_TD, taps_TA = share.whole(hidden_TD), None if taps_TA is None else share.whole(taps_TA)
+        return Hidden(hidden_TD, taps_TA)
 
     def stand_by(self) -> None:
-        """Compute what other ranks' rows ask of the experts here, in a step in which this rank has no row."""
+        """Do what other ranks' rows ask of this one, in a step in which it has no row."""
+        nothing = torch.empty(0, dtype=torch.int64, device=self.weights.token_map_V.device)
+        if self.weights.tables is not None:
+            self.recall(nothing.new_empty((0, self.config.engram_max_ngram_size)))
         spread = self.weights.spread
         if spread is None:
             return
-        nothing = torch.empty(0, dtype=torch.int64, device=self.weights.token_map_V.device)
         x_0D, nobody = self._embed(nothing, None), nothing.to(torch.bool)
         key_0 = spread.row_keys(nothing, nothing)
         for layer in self.weights.layers:
@@ -143,12 +176,14 @@ class Transformer:
         return self.ops.linear.dense(normed_BD, self.weights.outer.head)
 
     def recall(self, tokens_TG: Tensor) -> dict[int, Tensor]:
-        """Return what every layer with an n-gram memory reads for these rows, by layer: it depends on ids only."""
-        return {
-            layer.role.layer: engram_memory(tokens_TG, layer.engram, self.ops)
-            for layer in self.weights.layers
-            if layer.engram is not None
-        }
+        """Return what every layer with an n-gram memory reads for these rows, by layer: it depends on ids only.
+
+        Where ranks hold the tables together, all of them call it together, once a step.
+        """
+        engrams = self.weights.engrams
+        if self.weights.tables is not None and engrams:
+            return fetched_memories(tokens_TG, engrams, self.weights.tables, self.ops)
+        return {layer: engram_memory(tokens_TG, weights, self.ops) for layer, weights in engrams.items()}
 
     def ngram_tokens(self, ids_T: Tensor, history_RG: Tensor, step: StepLayout) -> Tensor:
         """Return the look-back of every row [T, G] through this model's token map (``engram.ngram_tokens``)."""

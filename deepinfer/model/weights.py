@@ -23,7 +23,7 @@ from deepinfer.errors import ArgumentError
 from deepinfer.model.attention import AttentionWeights, load_attention
 from deepinfer.model.checkpoint import Checkpoint, ProgressCallback
 from deepinfer.model.config import ModelConfig
-from deepinfer.model.engram import EngramWeights, load_engram
+from deepinfer.model.engram import EngramWeights, TableSpread, load_engram
 from deepinfer.model.engram_hash import EngramLayout, engram_layouts
 from deepinfer.model.engram_hash import token_map as identity_token_map
 from deepinfer.model.feed_forward import ExpertSpread, FeedForwardWeights, load_feed_forward
@@ -88,6 +88,7 @@ class TransformerWeights:
         token_map_V: int64 [V] compressed id of every token id, for Engram.
         device_bytes: bytes that the weights hold on the device.
         spread: where the experts are that this rank does not hold; None where it holds all.
+        tables: where the rows of n-gram tables are that this rank does not hold; None where it holds all.
     """
 
     outer: OuterWeights
@@ -95,6 +96,18 @@ class TransformerWeights:
     token_map_V: Tensor
     device_bytes: int
     spread: ExpertSpread | None = None
+    tables: TableSpread | None = None
+
+    @property
+    def engrams(self) -> dict[int, EngramWeights]:
+        """The n-gram memories, by layer, in the order of the layers."""
+        return {layer.role.layer: layer.engram for layer in self.layers if layer.engram is not None}
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the n-gram tables that this rank's host memory holds."""
+        held = [part for engram in self.engrams.values() for part in (engram.table.rows_RW, engram.table.scales)]
+        return sum(part.numel() * part.element_size() for part in held if part is not None)
 
 
 def load_model(
@@ -107,6 +120,7 @@ def load_model(
     progress: ProgressCallback | None = None,
     threads: int | None = None,
     spread: ExpertSpread | None = None,
+    tables: TableSpread | None = None,
 ) -> TransformerWeights:
     """Read, convert and prepare every parameter of the text model, several at a time.
 
@@ -119,6 +133,7 @@ def load_model(
         progress: called from this thread as parts become ready.
         threads: parts that are prepared at a time.
         spread: which experts this rank holds; None for all.
+        tables: which rows of n-gram tables this rank holds; None for all.
 
     Raises:
         ConfigurationError: if a token map is needed and absent.
@@ -132,7 +147,7 @@ def load_model(
     roles = [role for role in derive_roles(config) if not role.is_draft]
 
     def load_layer_engram(role: LayerRole, layout: EngramLayout) -> EngramWeights:
-        return load_engram(reader, role, layout, pad_id, device)
+        return load_engram(reader, role, layout, pad_id, device, tables)
 
     executor = ThreadPoolExecutor(threads or min(MAX_THREADS, os.cpu_count() or 1))
     try:
@@ -164,7 +179,7 @@ def load_model(
         for role, (attention, feed_forward) in zip(roles, halves, strict=True)
     )
     token_map_V = torch.from_numpy(mapping).to(device)
-    return TransformerWeights(outer.result(), layers, token_map_V, reader.device_bytes, spread)
+    return TransformerWeights(outer.result(), layers, token_map_V, reader.device_bytes, spread, tables)
 
 
 def _load_outer(reader: WeightReader) -> OuterWeights:

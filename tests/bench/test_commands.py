@@ -16,6 +16,7 @@ TINY: dict[str, list[object]] = {
         *["--loads", "zipf-1.0,lognormal", "--drifts", "0,0.2", "--continuations", 2],
         *["--layers", 2, "--experts", 12, "--ranks", 4, "--slots", 4],
     ],
+    "ranks": ["--ranks", "2", "--votes", 3, "--rows", 2],
     "throughput": ["--batch-sizes", "1,2", "--prompt-tokens", 4, "--output-tokens", 2, "--repeats", 1],
     "latency": ["--batch-sizes", "1,2", "--prompt-tokens", 4, "--output-tokens", 2, "--repeats", 1],
 }
@@ -43,6 +44,17 @@ RESULT_KEYS = {
         "seconds",
         "over_greedy",
         "over_greedy_error",
+    },
+    "ranks": {
+        "ranks",
+        "vote_us_p50",
+        "vote_us_p99",
+        "expert_bytes",
+        "least_expert_bytes",
+        "expert_ratio",
+        "table_bytes",
+        "least_table_bytes",
+        "table_ratio",
     },
     "throughput": {
         "batch_size",
@@ -131,6 +143,10 @@ def test_given_prompts_replace_random_ones(run: Callable[..., Any], tmp_path: Pa
         (
             ["balance", "--loads", "zipf-x,flat", "--drifts", "2,a", "--ranks", 2, "--continuations", 0],
             ["zipf-x", "flat", "drift 2.0", "'a'", "cannot hold 384", "continuations holds 0"],
+        ),
+        (
+            ["ranks", "--ranks", "1,x", "--votes", 0, "--rows", 0],
+            ["'x'", "ranks holds 1", "votes holds 0", "rows holds 0"],
         ),
         (["latency", "--save-result", "/no/such/place.json", "--repeats", 0], ["/no/such", "repeats holds 0"]),
     ],

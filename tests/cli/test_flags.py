@@ -60,6 +60,8 @@ FROZEN_FLAGS = {
         "--expert-balancing",
         "--expert-balancing-interval",
         "--expert-balancing-window",
+        "--context-parallel-size",
+        "--spread-ngram-tables",
         "--rank-deadline-s",
         "--json",
         "--stream",
@@ -163,6 +165,7 @@ FROZEN_FLAGS = {
         "--seed",
         "--save-result",
     ],
+    "deepinfer bench ranks": ["--ranks", "--votes", "--rows", "--seed", "--save-result"],
     "deepinfer balance": [],
     "deepinfer balance plan": [
         "loads",

@@ -107,6 +107,8 @@ def test_options_reach_the_library(run: Run, library: type[StandIn], tmp_path: P
         "expert_balancing": "off",
         "expert_balancing_interval": None,
         "expert_balancing_window": None,
+        "context_parallel_size": 1,
+        "spread_ngram_tables": False,
         "rank_deadline_s": 5.0,
     }
     assert generated["prompts"] == ["one", "two", [1, 2, 3], [4]]
@@ -116,6 +118,11 @@ def test_options_reach_the_library(run: Run, library: type[StandIn], tmp_path: P
     assert (params.max_tokens, params.min_tokens, params.n, params.stop) == (3, 1, 2, ("a", "b"))
     assert (params.stop_token_ids, params.ignore_eos, params.logprobs) == ((8, 9), True, 4)
     assert params.structured_outputs == StructuredOutputs(json_schema='{"type": "string"}')
+
+
+def test_tables_are_spread_where_that_is_asked_for(run: Run, library: type[StandIn]) -> None:
+    assert run("generate", "x", "--spread-ngram-tables").status == 0
+    assert library.calls[0]["spread_ngram_tables"] is True
 
 
 def test_a_form_may_be_text_or_a_file_and_only_one(run: Run, library: type[StandIn], tmp_path: Path) -> None:

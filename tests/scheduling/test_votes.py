@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from deepinfer.scheduling.config import EngineType, SchedulerConfig
 from deepinfer.scheduling.scheduler import Scheduler
 from deepinfer.scheduling.sequence import Sequence, StopRules
 from deepinfer.scheduling.votes import SoloVotes, StepClock
+
+TRACES = json.loads((Path(__file__).parents[1] / "data" / "scheduler_traces.json").read_text())["scenarios"]
 
 
 def kinds(bench: Any, count: int) -> list[str]:
@@ -250,3 +254,62 @@ def test_an_all_point_needs_every_rank_and_an_any_point_one() -> None:
 
     assert act_at(3) == ["decode", "decode"]
     assert act_at(6) == ["prefill", "prefill"]
+
+
+def test_two_ranks_decide_as_the_original_did() -> None:
+    """The file's other scenario of two ranks is a fact about the original alone: ours tries at once when all idle.
+
+    For the same reason its steps in which nobody has work are left out, and what happens before them happens later.
+    """
+    (scenario,) = (each for each in TRACES if each["needs"] == ["ranks"] and each["name"].startswith("votes_empty"))
+    given = scenario["config"]
+    config = SchedulerConfig(
+        block_size=given["block_size"],
+        num_blocks=given["num_blocks"],
+        num_state_slots=given["state_slots"],
+        max_num_seqs=given["max_num_seqs"],
+        max_num_batched_tokens=given["max_num_batched_tokens"],
+        max_model_len=given["max_model_len"],
+        prefill_attempt_interval=given["all_interval"],
+        prefill_any_attempt_interval=given["any_interval"],
+    )
+    theirs = [step for step in scenario["steps"] if step["rank0"]["ids"] or step["rank1"]["ids"]]
+
+    def act(rank: int, votes: ThreadVotes) -> list[tuple[str, set[str]]]:
+        scheduler = Scheduler(config, votes)
+        due = [event for event in scenario["events"] if event["rank"] == rank]
+        decided = []
+        for other in theirs:
+            while due and due[0]["before_step"] <= other["step"]:
+                event = due.pop(0)
+                assert event["do"] == "add"
+                prompt = [5] * event["prompt_len"]
+                scheduler.add(Sequence(event["id"], prompt, StopRules(event["max_tokens"])))
+            step = scheduler.schedule()
+            scheduler.commit(step, [7] * step.num_requests)
+            decided.append((step.group_kind, {sequence.request_id for sequence in step.sequences}))
+        return decided
+
+    ranks, votes = run_ranks(act, 2)
+    for rank, decided in enumerate(ranks):
+        assert decided == [(step[f"rank{rank}"]["kind"], set(step[f"rank{rank}"]["ids"])) for step in theirs]
+    assert votes[0].asked == votes[1].asked
+
+
+def test_a_request_starts_at_the_first_step_when_nothing_decodes_and_at_the_first_chance_otherwise() -> None:
+    def act(rank: int, votes: ThreadVotes) -> list[str]:
+        config = SchedulerConfig(
+            block_size=4, num_blocks=20, num_state_slots=9, max_model_len=256, max_num_seqs=4
+        )  # chances come every 70 and 100 decode steps
+        scheduler = Scheduler(config, votes)
+        if rank:
+            scheduler.add(Sequence("text", [5] * 6, StopRules(1000)))
+        steps = []
+        for _ in range(3):
+            step = scheduler.schedule()
+            scheduler.commit(step, [7] * step.num_requests)
+            steps.append(step.group_kind if step.num_requests else f"empty {step.group_kind}")
+        return steps
+
+    ranks, _ = run_ranks(act, 2)
+    assert ranks == [["empty prefill", "empty decode", "empty decode"], ["prefill", "decode", "decode"]]

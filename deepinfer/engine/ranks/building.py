@@ -43,6 +43,8 @@ def build_rank(
         driver,
         expert_parallel_size=options.expert_parallel_size,
         deadline_s=options.rank_deadline_s,
+        context_parallel_size=options.context_parallel_size,
+        spreads_tables=options.spread_ngram_tables,
         recorder=recorder,
     )
     engine = build_engine_on(driver, model, options, settings, ranks=groups)

@@ -85,7 +85,7 @@ def _is_fatal(error: Exception, name: str, groups: RankGroups) -> bool:
     """Say whether the other ranks wait in vain for an exchange that this one has left out."""
     if groups.is_broken or isinstance(error, (LostRanksError, RankFailedError)):
         return True
-    return name == "step" and groups.experts is not None
+    return name == "step" and groups.exchanges_in_steps
 
 
 def _commands(engine: Engine, groups: RankGroups) -> Mapping[str, Callable[[Any], object]]:

@@ -39,7 +39,7 @@ class _Living:
     """A request whose terminal record has not come.
 
     Attributes:
-        rank: who serves it.
+        rank: who serves it; the first of those that do, with context parallelism.
         arrival: its place in the order of admission.
         submission: what the caller passed.
         latest: its newest record.
@@ -117,12 +117,8 @@ class LocalRanks:
         self.config = facts.config
         self.options = facts.options
         self.tokenizer = Tokenizer.from_directory(Path(model) if model is not None else packaged_model_path())
-        self.rules = AdmissionRules(
-            facts.config,
-            facts.max_model_len,
-            has_tokenizer=facts.has_tokenizer,
-            makes_one_token=facts.options.engine_type == "prompt",
-            leaves_rows_out=facts.options.is_prefill_truncated,
+        self.rules = AdmissionRules.of(
+            facts.config, facts.options, facts.max_model_len, has_tokenizer=facts.has_tokenizer
         )
         self._seeds = random.Random(options.seed)
         self._living: dict[str, _Living] = {}
@@ -152,19 +148,19 @@ class LocalRanks:
         image_spans: Sequence[tuple[int, int]] = (),
         embeddings: torch.Tensor | None = None,
     ) -> None:
-        """Queue a request at the rank that has the fewest; as :meth:`Engine.add_request`."""
+        """Queue a request at the rank, or context group, that has the fewest; as :meth:`Engine.add_request`."""
         submission = Submission.read(
             request_id, prompt_token_ids, params, prompt=prompt, image_spans=image_spans, embeddings=embeddings
         )
         ids = [request_id] if self.rules.refusals(submission) else sequence_ids(request_id, submission.params.n)
         self._refuse_duplicates([request_id, *ids])
         submission = with_seed(submission, self.rules, self._seeds)
-        loads = [0] * self.world_size
+        loads = dict.fromkeys(range(0, self.world_size, self.options.context_parallel_size), 0)
         for living in self._living.values():
             loads[living.rank] += living.submission.params.n
-        rank = loads.index(min(loads))
+        rank = min(loads, key=loads.__getitem__)
         with self._noted(rank, replace(submission, embeddings_PD=None)):
-            self._ask([rank], "add", Parcel.of(submission))
+            self._ask(self._twins(rank), "add", Parcel.of(submission))
 
     def fork_request(self, parent_id: str, child_id: str, params: SamplingParams | None = None) -> None:
         """Start a request that continues from its parent, on the parent's rank; as :meth:`Engine.fork_request`."""
@@ -178,7 +174,7 @@ class LocalRanks:
             params = replace(params, seed=random_seed(self._seeds))
         try:
             with self._noted(parent.rank, replace(submission, params=params)):
-                self._ask([parent.rank], "fork", ForkRequest(parent_id, child_id, params))
+                self._ask(self._twins(parent.rank), "fork", ForkRequest(parent_id, child_id, params))
         except Exception:
             self._seeds.setstate(before)
             raise
@@ -186,7 +182,7 @@ class LocalRanks:
     def abort_request(self, request_id: str) -> bool:
         """End a request in whatever state it is; False if it is unknown or has ended."""
         living = self._living.get(request_id)
-        return living is not None and bool(self._ask([living.rank], "abort", request_id)[0])
+        return living is not None and bool(self._ask(self._twins(living.rank), "abort", request_id)[0])
 
     def discard_requests(self, request_ids: Iterable[str]) -> None:
         """Abort requests and drop their records; unknown ids are passed over."""
@@ -267,6 +263,10 @@ class LocalRanks:
                     f"run step(), or use another id"
                 )
 
+    def _twins(self, rank: int) -> range:
+        """Return the ranks that serve what this one serves; it is the first of them."""
+        return range(rank, rank + self.options.context_parallel_size)
+
     def _ask(self, ranks: Iterable[int], name: str, argument: object = None) -> list[Any]:
         """Return what ranks answer; the first error among the answers is raised."""
         if self._failure is not None:
@@ -294,9 +294,9 @@ class LocalRanks:
 
     def _take(self, replies: Iterable[tuple[int, str, Reply]]) -> None:
         """Keep the records that steps gave."""
-        for _, name, reply in replies:
-            if name != "step" or reply.error is not None:
-                continue
+        for rank, name, reply in replies:
+            if name != "step" or reply.error is not None or rank % self.options.context_parallel_size:
+                continue  # all ranks of a context group give the same records
             growths: list[RecordGrowth] = reply.value
             for growth in growths:
                 living = self._living.get(growth.request_id)

@@ -25,9 +25,9 @@ from deepinfer.tokenizer import Tokenizer
 class LaunchedEngine:
     """This rank's engine, used as if it served everything.
 
-    Every process makes the same calls with the same arguments, and finds the same terminal records. Each serves its
-    share of the requests: they are dealt out in turns. Records of growth come from this rank's own requests only; the
-    terminal records of the others' come together, when the whole group has no work left.
+    Every process makes the same calls with the same arguments, and finds the same terminal records. Each context group,
+    of one rank by default, serves its share of the requests: they are dealt out in turns. Records of growth come from
+    this rank's own requests only; the terminal records of the others' come together, when nobody has work left.
 
     Attributes:
         engine: this rank's.
@@ -45,15 +45,21 @@ class LaunchedEngine:
         """Join the other ranks and build this one's engine."""
         self.engine, self._groups = build_rank(place, model, accelerator, options, settings)
         self.tokenizer: Tokenizer | None = self.engine.tokenizer
+        self._twins = self.engine.options.context_parallel_size
         self._seeds = random.Random(options.seed)
         self._arrivals = 0
-        self._rank_of: dict[str, int] = {}
+        self._group_of: dict[str, int] = {}
         self._finished: list[RequestOutput] = []
 
     @property
     def rank(self) -> int:
         """This process's number."""
         return self._groups.rank
+
+    @property
+    def _group(self) -> int:
+        """The number of this rank's context group."""
+        return self.rank // self._twins
 
     def add_request(
         self,
@@ -66,7 +72,7 @@ class LaunchedEngine:
         embeddings: torch.Tensor | None = None,
     ) -> None:
         """Queue a request at the rank whose turn it is; as :meth:`Engine.add_request`."""
-        if request_id in self._rank_of:
+        if request_id in self._group_of:
             raise DuplicateRequestError(
                 f"request id {request_id!r} is alive until its terminal record has come out of step(); "
                 f"run step(), or use another id"
@@ -75,8 +81,8 @@ class LaunchedEngine:
             request_id, prompt_token_ids, params, prompt=prompt, image_spans=image_spans, embeddings=embeddings
         )
         submission = with_seed(submission, self.engine.rules, self._seeds)
-        rank = self._arrivals % self._groups.world_size
-        if rank == self.rank:
+        group = self._arrivals % (self._groups.world_size // self._twins)
+        if group == self._group:
             self.engine.add_request(
                 request_id,
                 submission.prompt_token_ids,
@@ -86,25 +92,25 @@ class LaunchedEngine:
                 embeddings=submission.embeddings_PD,
             )
         self._arrivals += 1
-        self._rank_of[request_id] = rank
+        self._group_of[request_id] = group
 
     def abort_request(self, request_id: str) -> bool:
         """End a request; False if it is unknown or has ended. Every rank gets the same answer."""
-        rank = self._rank_of.get(request_id)
-        if rank is None:
+        group = self._group_of.get(request_id)
+        if group is None:
             return False
-        ended = rank == self.rank and self.engine.abort_request(request_id)
+        ended = group == self._group and self.engine.abort_request(request_id)
         return self._groups.votes.any_rank(says_yes=ended)
 
     def discard_requests(self, request_ids: Iterable[str]) -> None:
         """Abort requests and drop their records; unknown ids are passed over."""
-        gone = [request_id for request_id in request_ids if self._rank_of.pop(request_id, None) is not None]
+        gone = [request_id for request_id in request_ids if self._group_of.pop(request_id, None) is not None]
         self.engine.discard_requests(gone)
         self._finished = [record for record in self._finished if record.request_id not in gone]
 
     def has_unfinished_requests(self) -> bool:
         """Return True while a terminal record is still to come, the same on every rank."""
-        return bool(self._rank_of)
+        return bool(self._group_of)
 
     def step(self) -> list[RequestOutput]:
         """Run one step of the group and return this rank's records, and all others' when nobody has work left."""
@@ -114,10 +120,11 @@ class LaunchedEngine:
             return records
         everybody = all_gather_bytes(self._groups.host, pickle.dumps(self._finished))
         for rank, message in enumerate(everybody):
-            if rank != self.rank:
+            # A context group's ranks have the same records: its first one's will do, and one's own are here already.
+            if rank % self._twins == 0 and rank // self._twins != self._group:
                 records += pickle.loads(message)  # noqa: S301 - from a process of our own group
         self._finished = []
-        self._rank_of = {}
+        self._group_of = {}
         return records
 
     def stats(self) -> EngineStats:

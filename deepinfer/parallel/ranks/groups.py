@@ -1,8 +1,10 @@
 """The groups to which a rank belongs, and how they are formed.
 
 All ranks are one *host group*, which votes; it runs over the reference driver's collectives between hosts, whatever the
-device. Consecutive ranks form *expert groups*, among which the experts of a layer are spread; those run over the
-driver's own collectives. Attention is data parallel: every rank has its own requests and caches.
+device. A second group between the hosts of all ranks, the *table group*, fetches rows of n-gram tables where these are
+spread. Consecutive ranks form *expert groups*, among which the experts of a layer are spread, and *context groups*,
+which have the same requests and share the rows of prompts; these run over the driver's own collectives. Attention is
+data parallel: every context group, of one rank by default, has its own requests and caches.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ class RankGroups:
         votes: the host group's agreements.
         experts: the ranks among which experts are spread; None where every rank holds all of them.
         deadline_s: seconds within which every rank must join every exchange.
+        tables: all ranks, between hosts, where they hold the n-gram tables together; None where each holds all.
+        context: the ranks that share the rows of prompts; None where every rank has requests of its own.
     """
 
     place: LaunchedRank
@@ -42,6 +46,8 @@ class RankGroups:
     votes: HostVotes
     experts: NamedGroup | None
     deadline_s: float
+    tables: NamedGroup | None = None
+    context: NamedGroup | None = None
 
     @property
     def rank(self) -> int:
@@ -56,16 +62,22 @@ class RankGroups:
     @property
     def is_broken(self) -> bool:
         """Whether an exchange of a group has failed."""
-        return self.host.is_broken or (self.experts is not None and self.experts.is_broken)
+        groups = (self.host, self.experts, self.tables, self.context)
+        return any(group is not None and group.is_broken for group in groups)
+
+    @property
+    def exchanges_in_steps(self) -> bool:
+        """Whether the layers of a step wait for other ranks, beside the votes."""
+        return any(group is not None for group in (self.experts, self.tables, self.context))
 
 
-def group_problems(world_size: int, expert_parallel_size: int) -> list[str]:
-    """Return why so many ranks cannot spread their experts over groups of that size."""
-    if expert_parallel_size >= 1 and world_size % expert_parallel_size == 0:
-        return []
+def group_problems(world_size: int, expert_parallel_size: int, context_parallel_size: int = 1) -> list[str]:
+    """Return why so many ranks cannot form groups of these sizes."""
+    sizes = {"expert": expert_parallel_size, "context": context_parallel_size}
     return [
-        f"expert_parallel_size={expert_parallel_size} does not divide the {world_size} ranks; every expert group has "
-        f"equally many"
+        f"{purpose}_parallel_size={size} does not divide the {world_size} ranks; every {purpose} group has equally many"
+        for purpose, size in sizes.items()
+        if size < 1 or world_size % size
     ]
 
 
@@ -75,6 +87,8 @@ def join_groups(
     *,
     expert_parallel_size: int,
     deadline_s: float,
+    context_parallel_size: int = 1,
+    spreads_tables: bool = False,
     recorder: Recorder | None = None,
 ) -> RankGroups:
     """Join all groups of a rank; every rank of the world does so at the same time.
@@ -84,27 +98,39 @@ def join_groups(
         driver: this rank's own.
         expert_parallel_size: ranks of an expert group, 1 for none.
         deadline_s: seconds to wait for the others, here and in every exchange.
+        context_parallel_size: ranks of a context group, 1 for none.
+        spreads_tables: whether the ranks hold the n-gram tables together.
         recorder: notes every exchange; None for nobody.
 
     Raises:
         ArgumentError: the groups cannot be formed.
         LostRanksError: ranks did not come within the deadline.
     """
-    if problems := group_problems(place.world_size, expert_parallel_size):
+    if problems := group_problems(place.world_size, expert_parallel_size, context_parallel_size):
         raise ArgumentError("groups of ranks", problems)
     # Each of the steps before a group's own deadline begins may take as long, because ranks load at different speed.
     seat = RankPlace(place.rank, place.world_size, _host_address(place, deadline_s), deadline_s)
-    between_hosts = registry.load(REFERENCE)().join_group(seat)
-    host = NamedGroup(between_hosts, "host", range(place.world_size), recorder)
-    experts: NamedGroup | None = None
-    if expert_parallel_size > 1:
-        first = place.rank // expert_parallel_size * expert_parallel_size
+    reference, everybody = registry.load(REFERENCE)(), range(place.world_size)
+    host = NamedGroup(reference.join_group(seat), "host", everybody, recorder)
+    tables: NamedGroup | None = None
+    if spreads_tables:
+        # Not the host group itself: a device's queue fetches rows while the engine votes on the next step.
+        meeting = all_gather_bytes(host, _free_address(place).encode())[0].decode()
+        own = RankPlace(place.rank, place.world_size, meeting, deadline_s)
+        tables = NamedGroup(reference.join_group(own), "table", everybody, recorder)
+
+    def neighbours(purpose: str, size: int) -> NamedGroup | None:
+        if size == 1:
+            return None
+        first = place.rank // size * size
         # Agreed by all ranks at once, though every group needs one address only: nobody waits for a group of others.
         addresses = all_gather_bytes(host, _free_address(place).encode())
-        own = RankPlace(place.rank - first, expert_parallel_size, addresses[first].decode(), deadline_s)
-        members = range(first, first + expert_parallel_size)
-        experts = NamedGroup(driver.join_group(own), "expert", members, recorder)
-    return RankGroups(place, host, HostVotes(host), experts, deadline_s)
+        own = RankPlace(place.rank - first, size, addresses[first].decode(), deadline_s)
+        return NamedGroup(driver.join_group(own), purpose, range(first, first + size), recorder)
+
+    experts = neighbours("expert", expert_parallel_size)
+    context = neighbours("context", context_parallel_size)
+    return RankGroups(place, host, HostVotes(host), experts, deadline_s, tables, context)
 
 
 def free_port() -> int:

@@ -80,6 +80,8 @@ def together(tiny_directory: Path) -> Callable[..., list[Any]]:
                     own,
                     expert_parallel_size=chosen.expert_parallel_size,
                     deadline_s=chosen.rank_deadline_s,
+                    context_parallel_size=chosen.context_parallel_size,
+                    spreads_tables=chosen.spread_ngram_tables,
                     recorder=recorder,
                 )
                 engine = build_engine_on(own, model, chosen, Settings(), worker_type=worker_type, ranks=groups)

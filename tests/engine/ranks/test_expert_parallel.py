@@ -55,10 +55,11 @@ def alone(tiny_directory: Path) -> Callable[..., list[Any]]:
     ("world", "size", "options"),
     [
         (2, 2, {}),
-        (3, 3, {}),
+        (3, 3, {"spread_ngram_tables": True}),
         (4, 4, {}),
         (4, 2, {"max_num_batched_tokens": 6}),
-        (2, 2, {"numerics": "served", "async_scheduling": True}),
+        (2, 2, {"numerics": "served", "async_scheduling": True, "spread_ngram_tables": True}),
+        (2, 1, {"async_scheduling": True, "spread_ngram_tables": True, "decode_graphs": True, "max_num_seqs": 2}),
         (3, 3, {"truncated_prefill": "compact", "truncated_prefill_keep_tokens": 9, "async_scheduling": True}),
     ],
 )
@@ -81,10 +82,13 @@ def test_answers_are_those_of_one_rank_to_the_bit(
         mine, groups = rank // size, {call.group for call in calls}
         members = ", ".join(str(mine * size + each) for each in range(size))
         everybody = ", ".join(map(str, range(world)))
-        assert groups == {f"host group of ranks {everybody}", f"expert group of ranks {members}"}
+        names = {f"host group of ranks {everybody}"}
+        names |= {f"expert group of ranks {members}"} if size > 1 else set()
+        names |= {f"table group of ranks {everybody}"} if "spread_ngram_tables" in options else set()
+        assert groups == names
         # Planned ahead, votes and exchanges of rows are made by two threads: each group has an order of its own.
         assert by_group(calls) == by_group(found[mine * size][1])
-        assert {call.op for call in calls if call.group.startswith("expert")} == {"all_gather", "all_to_all"}
+        assert {call.op for call in calls if not call.group.startswith("host")} == {"all_gather", "all_to_all"}
 
 
 def test_drafts_are_verified_by_the_experts_of_all_ranks(together: Together, alone: Callable[..., list[Any]]) -> None:
@@ -109,6 +113,19 @@ def test_a_rank_loads_its_own_experts_only(together: Together, tiny_config: Any)
     expert_bytes = 3 * tiny_config.hidden_size * tiny_config.moe_intermediate_size * 4
     saved = tiny_config.num_hidden_layers * 2 * expert_bytes
     assert [part[2] for part in parts] == [whole[0][2] - saved] * 2
+
+
+def test_a_rank_keeps_its_share_of_the_tables_only(together: Together) -> None:
+    def act(seat: Any) -> Any:
+        weights = seat.engine.worker._transformer.weights
+        return weights.table_bytes, [engram.table.rows_RW.shape[0] for engram in weights.engrams.values()]
+
+    whole = together(1, act, ReferenceDriver, spread_ngram_tables=True)
+    parts = together(3, act, ReferenceDriver, spread_ngram_tables=True)
+    assert sum(nbytes for nbytes, _ in parts) == whole[0][0] > 0
+    rows = [held for _, (held,) in parts]
+    assert rows[0] == rows[1] >= rows[2] > 0
+    assert sum(rows) == whole[0][1][0]
 
 
 def test_what_cannot_be_spread_is_refused_at_once() -> None:

@@ -109,8 +109,16 @@ class Quick(Worker):
     ("world", "steps", "worker", "options"),
     [
         (2, 200, Worker, {"async_scheduling": True}),
-        (2, 200, Worker, {}),
-        (3, 60, Worker, {"expert_parallel_size": 3, "redundant_experts": 1, "expert_balancing_interval": 4}),
+        (2, 200, Worker, {"spread_ngram_tables": True}),
+        (
+            *(3, 60, Worker),
+            {
+                "expert_parallel_size": 3,
+                "redundant_experts": 1,
+                "expert_balancing_interval": 4,
+                "spread_ngram_tables": True,
+            },
+        ),
         (3, 2000, Quick, {}),
     ],
 )
@@ -148,6 +156,18 @@ def test_a_rank_without_work_takes_part_in_the_steps_of_the_others(together: Tog
     idle, busy = together(2, act)
     assert busy == ["prefill", "decode", "decode", "decode"]
     assert idle == ["empty"] * 4
+
+
+def test_text_starts_at_the_first_step_whether_or_not_others_bring_images(together: Together) -> None:
+    def act(seat: Any) -> Any:
+        params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
+        spans = [(0, 2)] if seat.groups.rank == 1 else []
+        seat.engine.add_request("a", [5, 6, 7], params, image_spans=spans)
+        first = seat.engine.step()
+        kind = seat.engine.last_step.kind
+        return kind, len(first[0].outputs[0].token_ids), seat.engine.step()[0].finished
+
+    assert together(2, act) == [("prefill", 1, True)] * 2
 
 
 def test_tokens_are_those_of_an_engine_alone(together: Together, expected: Callable[..., list[int]]) -> None:

@@ -144,7 +144,7 @@ def test_a_rank_ends_when_the_others_wait_for_it_in_vain(
         abort_request = discard_requests = stats = check_invariants = step
 
     ours, theirs = multiprocessing.Pipe()
-    groups: Any = SimpleNamespace(experts=object() if spread else None, is_broken=broken)
+    groups: Any = SimpleNamespace(exchanges_in_steps=spread, is_broken=broken)
     engine: Any = Engine()
     status: list[int] = []
 
