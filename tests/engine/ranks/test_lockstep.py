@@ -55,7 +55,7 @@ def lead_a_life(seed: int, steps: int, *, busy: float) -> Callable[[Any], Any]:
         while seat.groups.votes.any_rank(says_yes=engine.has_unfinished_requests()):
             engine.step()
         engine.check_invariants()
-        clock = engine._scheduler.clock.decode_step
+        clock = engine._books.scheduler.clock.decode_step
         return seat.recorder.calls, kinds, clock, engine.stats()
 
     return act
