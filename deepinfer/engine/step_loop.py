@@ -114,6 +114,7 @@ class StepLoop:
             drafts = self.worker.drafts(step)
             asked = asked_runs(step, answers, drafts, (step.cached_R + 1).tolist(), (~step.is_partial_R).tolist())
             self.drafted_tokens += asked.drafted_tokens
+            self.worker.plan_round(step)
             runs = self.worker.run(step, asked.requests, [each.extras for each in answers])
             self._computed_s += time.perf_counter() - begun
         self._commit(step, answers, runs)
@@ -140,6 +141,7 @@ class StepLoop:
                 drafts = pipeline.drafts(flight, lengths)
                 asked = asked_runs(step, answers, drafts, lengths, scheduler.due_rows(step).tolist())
                 self.drafted_tokens += asked.drafted_tokens
+                self.worker.plan_round(step)
                 pipeline.judge(self.worker, flight, asked.requests)
         if step.kind == "prefill" or not scheduler.has_unfinished():
             self.settle()
