@@ -92,6 +92,7 @@ class AdmissionRules:
         has_tokenizer: whether there is text, in which stop strings could be found.
         makes_one_token: a prompt engine, which cannot go on after the first token.
         leaves_rows_out: a prompt's first rows do not reach the last layer.
+        has_compiler: forms are compiled by somebody who needs no tokenizer.
     """
 
     config: ModelConfig
@@ -99,6 +100,7 @@ class AdmissionRules:
     has_tokenizer: bool
     makes_one_token: bool
     leaves_rows_out: bool = False
+    has_compiler: bool = False
 
     def refusals(self, submission: Submission) -> tuple[str, ...]:
         """Return every reason to refuse a request, in words; empty if there is none."""
@@ -119,7 +121,7 @@ class AdmissionRules:
                 "prompt_logprobs need every row of the prompt, and this engine leaves some out; build it with "
                 "truncated_prefill='off'"
             )
-        if params.structured_outputs is not None and not self.has_tokenizer:
+        if params.structured_outputs is not None and not (self.has_tokenizer or self.has_compiler):
             problems.append("structured_outputs need text, but the model has no tokenizer.json")
         if self.makes_one_token and params.max_tokens > 1:
             problems.append(

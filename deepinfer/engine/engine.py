@@ -13,7 +13,7 @@ from deepinfer.accelerator import Plan, Stream
 from deepinfer.engine.admission import AdmissionRules, Submission, fork_problems, parent_problems, read_mask, spans_of
 from deepinfer.engine.answers import Request, sequence_ids
 from deepinfer.engine.books import Books
-from deepinfer.engine.forms import WaitingForms, compiler_of
+from deepinfer.engine.forms import CompilerMaker, WaitingForms, compiler_of
 from deepinfer.engine.memory import PoolPlan
 from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.outputs import EngineStats, RequestOutput, StepRecord, StepTimes
@@ -62,8 +62,13 @@ class Engine:
         tokenizer: Tokenizer | None,
         stream: Stream | None = None,
         ranks: RankGroups | None = None,
+        make_compiler: CompilerMaker | None = None,
     ) -> None:
-        """Put an engine together; ``stream`` is for asynchronous scheduling, ``ranks`` for steps with other engines."""
+        """Put an engine together.
+
+        ``stream`` is for asynchronous scheduling, ``ranks`` for steps with other engines, ``make_compiler`` for forms
+        that are not xgrammar's over the tokenizer.
+        """
         self.config = config
         self.options = options
         self.plan = plan
@@ -74,9 +79,10 @@ class Engine:
             has_tokenizer=tokenizer is not None,
             makes_one_token=options.engine_type == "prompt",
             leaves_rows_out=options.is_prefill_truncated,
+            has_compiler=make_compiler is not None,
         )
         votes = ranks.votes if ranks is not None else None
-        forms = WaitingForms(partial(compiler_of, tokenizer, config), [config.eos_token_id])
+        forms = WaitingForms(make_compiler or partial(compiler_of, tokenizer, config), [config.eos_token_id])
         self._books = Books(lambda: Scheduler(scheduler_config, votes, worker.lengths), forms)
         pipeline = None if stream is None else Pipeline(stream, worker.lengths)
         self._loop = StepLoop(self._books, worker, pipeline, scheduler_config, ranks)
