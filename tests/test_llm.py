@@ -272,9 +272,10 @@ def interrupting(llm: LLM, hook: str, number: int) -> Callable[[], None]:
 
     One step at a time the worker is called, planned ahead the pipeline.
     """
-    where = "_worker" if llm.engine._pipeline is None else "_pipeline"
-    trapped = getattr(llm.engine, where)
-    before, after = ("copy", "run") if where == "_worker" else ("launch", "read")
+    loop = llm.engine._loop
+    where = "worker" if loop.pipeline is None else "pipeline"
+    trapped = getattr(loop, where)
+    before, after = ("copy", "run") if where == "worker" else ("launch", "read")
     passed = itertools.count(1)
 
     class Trap:
@@ -291,8 +292,8 @@ def interrupting(llm: LLM, hook: str, number: int) -> Callable[[], None]:
             if is_met and here == hook and next(passed) == number:
                 raise KeyboardInterrupt
 
-    setattr(llm.engine, where, Trap())
-    return lambda: setattr(llm.engine, where, trapped)
+    setattr(loop, where, Trap())
+    return lambda: setattr(loop, where, trapped)
 
 
 @pytest.mark.parametrize("is_ahead", [False, True])
@@ -320,7 +321,7 @@ def test_a_call_interrupted_at_any_step_leaves_nothing_and_the_next_returns_only
 def test_a_call_cut_off_between_two_books_leaves_nothing_to_the_next(method, number) -> None:
     """``abort`` is what a first Ctrl-C leads to: a second one cuts it off."""
     llm = make(max_num_batched_tokens=16)
-    scheduler = llm.engine._scheduler
+    scheduler = llm.engine._books.scheduler
     kept, passed = getattr(scheduler, method), itertools.count(1)
 
     def cut_off(*args: Any, **keywords: Any) -> Any:

@@ -66,9 +66,9 @@ class DraftsSettings:
 
     @property
     def all_runs(self) -> int:
-        """Runs of all cases, the untimed one of each engine included."""
-        engines = len(self.drafts) + self.has_variable
-        return engines * (1 + len(self.generation.batch_sizes) * self.generation.repeats)
+        """Runs of all cases, the untimed ones included: one of each engine, and each batch where lengths are learnt."""
+        engines, sizes = len(self.drafts) + self.has_variable, len(self.generation.batch_sizes)
+        return engines * (1 + sizes * self.generation.repeats) + self.has_variable * sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +218,9 @@ def _run(engine: Engine, settings: DraftsSettings, size: int, outputs: int, cloc
 def _measured(
     engine: Engine, settings: DraftsSettings, size: int, clock: Clock, tick: Tick, *, is_variable: bool
 ) -> DraftsResult:
+    if is_variable:  # what a batch of this size costs is learnt first
+        _run(engine, settings, size, settings.generation.output_tokens, clock)
+        tick()
     before = engine.stats()
     runs = []
     for _ in range(settings.generation.repeats):

@@ -94,6 +94,7 @@ class AdmissionRules:
         makes_one_token: a prompt engine, which cannot go on after the first token.
         leaves_rows_out: a prompt's first rows do not reach the last layer.
         has_twins: other ranks schedule the same requests, and must find each ready at the same step.
+        has_compiler: forms are compiled by somebody who needs no tokenizer.
     """
 
     config: ModelConfig
@@ -102,10 +103,11 @@ class AdmissionRules:
     makes_one_token: bool
     leaves_rows_out: bool = False
     has_twins: bool = False
+    has_compiler: bool = False
 
     @classmethod
     def of(
-        cls, config: ModelConfig, options: EngineOptions, max_model_len: int, *, has_tokenizer: bool
+        cls, config: ModelConfig, options: EngineOptions, max_model_len: int, *, has_tokenizer: bool, has_compiler: bool
     ) -> AdmissionRules:
         """Return the rules of an engine with these options, which the environment has completed."""
         return cls(
@@ -115,6 +117,7 @@ class AdmissionRules:
             makes_one_token=options.engine_type == "prompt",
             leaves_rows_out=options.is_prefill_truncated,
             has_twins=options.context_parallel_size > 1,
+            has_compiler=has_compiler,
         )
 
     def refusals(self, submission: Submission) -> tuple[str, ...]:
@@ -136,7 +139,7 @@ class AdmissionRules:
                 "prompt_logprobs need every row of the prompt, and this engine leaves some out; build it with "
                 "truncated_prefill='off'"
             )
-        if params.structured_outputs is not None and not self.has_tokenizer:
+        if params.structured_outputs is not None and not (self.has_tokenizer or self.has_compiler):
             problems.append("structured_outputs need text, but the model has no tokenizer.json")
         if params.structured_outputs is not None and self.has_twins:
             problems.append(

@@ -21,6 +21,7 @@ from deepinfer.cache.pools import CachePools
 from deepinfer.engine.balancing import spread_experts
 from deepinfer.engine.cost_curves import facts_of
 from deepinfer.engine.engine import Engine
+from deepinfer.engine.forms import CompilerMaker
 from deepinfer.engine.graphs.buffers import StepExtents
 from deepinfer.engine.graphs.planning import plan_graphs
 from deepinfer.engine.graphs.trial_steps import TrialSteps
@@ -98,12 +99,13 @@ def build_engine_on(
     speculation_of: SpeculationMaker | None = None,
     clock: Clock = time.perf_counter,
     ranks: RankGroups | None = None,
+    make_compiler: CompilerMaker | None = None,
 ) -> Engine:
     """Do the same on a driver that the caller has made; it must be available.
 
-    ``worker_type`` and ``speculation_of`` let a simulation put parts of its own in the place of the ordinary ones, and
-    ``clock`` its own time, by which the costs of decode steps are measured. ``ranks`` are the groups of an engine that
-    is one of several.
+    ``worker_type``, ``speculation_of`` and ``make_compiler`` let a simulation put parts of its own in the place of the
+    ordinary ones, and ``clock`` its own time, by which the costs of decode steps are measured. ``ranks`` are the groups
+    of an engine that is one of several.
     """
     settings = settings if settings is not None else Settings.from_environment()
     options = (options if options is not None else EngineOptions()).under(settings)
@@ -190,7 +192,7 @@ def build_engine_on(
     if weights.spread is not None:
         weights.spread.begin_serving()
     stream = driver.new_stream() if options.async_scheduling else None
-    return Engine(config, options, pool_plan, scheduling, worker, plan, tokenizer, stream, ranks)
+    return Engine(config, options, pool_plan, scheduling, worker, plan, tokenizer, stream, ranks, make_compiler)
 
 
 def agreed_pools(

@@ -8,6 +8,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+_PRIOR = 4.0
+"""So many drafts that came true as expected are assumed beforehand."""
+
 
 class DraftTally:
     """Counts over the life of an engine; place j counts only together with all places before it.
@@ -37,6 +40,12 @@ class DraftTally:
         self.verified_n += is_verified_Rn.sum(0)
         self.accepted_n += (is_verified_Rn & (places_n < accepted_R[:, None])).sum(0)
         self._expected_n += np.where(is_verified_Rn, chances_Rn, 0.0).sum(0)
+
+    @property
+    def corrections_n(self) -> NDArray[np.float64]:
+        """By what factor the chances of each place come true; few drafts say little, so that it begins at 1."""
+        corrections_n: NDArray[np.float64] = (self.accepted_n + _PRIOR) / (self._expected_n + _PRIOR)
+        return corrections_n
 
     @property
     def confidence_error(self) -> float:

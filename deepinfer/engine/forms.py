@@ -6,15 +6,24 @@ import concurrent.futures
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from deepinfer.engine.answers import Request
 from deepinfer.errors import InvariantError
 from deepinfer.model.config import ModelConfig
-from deepinfer.sampling.grammar import GrammarCompiler, GrammarProgress, StructuredOutputs
+from deepinfer.sampling.grammar import (
+    CompiledForm,
+    FormCompiler,
+    GrammarCompiler,
+    GrammarProgress,
+    StructuredOutputs,
+)
 from deepinfer.sampling.grammar.library import GrammarError
 from deepinfer.scheduling.sequence import Sequence as ScheduledSequence
 from deepinfer.tokenizer import Tokenizer
+
+CompilerMaker = Callable[[], FormCompiler]
+"""Makes the compiler when the first form comes."""
 
 
 def compiler_of(tokenizer: Tokenizer | None, config: ModelConfig) -> GrammarCompiler:
@@ -43,16 +52,16 @@ class _Held:
     request: Request
     sequences: Sequence[ScheduledSequence]
     wanted: StructuredOutputs
-    compiled: Future[Any]
+    compiled: Future[CompiledForm]
 
 
 class WaitingForms:
     """The requests that wait, in the order of their admission."""
 
-    def __init__(self, make_compiler: Callable[[], GrammarCompiler], end_token_ids: Sequence[int]) -> None:
+    def __init__(self, make_compiler: CompilerMaker, end_token_ids: Sequence[int]) -> None:
         """Start with none; the compiler is made when the first request comes."""
         self._make_compiler = make_compiler
-        self._compiler: GrammarCompiler | None = None
+        self._compiler: FormCompiler | None = None
         self._end_token_ids = tuple(end_token_ids)
         self._held: dict[str, _Held] = {}
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.functional import pad
 
 from deepinfer.accelerator import Ops
 from deepinfer.accelerator.batch import StepLayout
@@ -46,6 +47,21 @@ class Round(NamedTuple):
     chances_Rn: torch.Tensor
     distributions: DraftDistributions | None
 
+    def padded(self, made: int, drafts: int) -> Round:
+        """Return the round with ``drafts`` places for each request, those behind the first ``made`` empty."""
+        if made == drafts:
+            return self
+        missing = (0, drafts - made)
+        kept = self.distributions
+        if kept is not None:
+            kept = DraftDistributions(
+                ids_RnK=pad(kept.ids_RnK[:, :made], (0, 0, *missing), value=-1),
+                weights_RnK=pad(kept.weights_RnK[:, :made], (0, 0, *missing)),
+                sums_Rn=pad(kept.sums_Rn[:, :made], missing),
+            )
+        token_ids_Rn = pad(self.token_ids_Rn[:, :made], missing, value=PLACEHOLDER)
+        return Round(token_ids_Rn, pad(self.chances_Rn[:, :made], missing), kept)
+
 
 class Newest(NamedTuple):
     """The requests of a round, each behind its newest token.
@@ -67,11 +83,12 @@ class Speculation:
     Attributes:
         drafts: n, most drafts that a request has.
         policy: how they are drawn and judged.
+        round_drafts: how many the round at hand makes.
     """
 
     def __init__(self, ops: Ops, policy: DraftPolicy, *, drafts: int, num_slots: int, device: torch.device) -> None:
         """Begin without drafts; the plan's ops have the feature "drafts"."""
-        self.drafts = drafts
+        self.drafts = self.round_drafts = drafts
         self.policy = policy
         self._ops = ops
         self._device = device
@@ -138,6 +155,7 @@ class Speculation:
         drafts: Drafts,
         layout: StepLayout,
         pools: CachePools,
+        most_drafts: int | None = None,
     ) -> VerifiedStep:
         """Judge the drafts and draft the next ones, without waiting for the device.
 
@@ -148,6 +166,7 @@ class Speculation:
             drafts: what :meth:`fill_in` gave.
             layout: the layout that was run: where each request really stands.
             pools: the caches.
+            most_drafts: drafts of a request in the round; None for n. A round of none costs nothing.
         """
         verification = build_verification_step(requests, self._device, keying=self.policy.keying)
         verified = self._verifier.verify(logits_BV, verification, drafts)
@@ -171,9 +190,13 @@ class Speculation:
             ),
             rows=replace(settings, streams_B=first_draft_R),
         )
-        made = self._round(step, newest, pools)
-        token_ids_Rn = torch.where(newest.block.valid_R[:, None], made.token_ids_Rn, PLACEHOLDER)
-        self._pool.store(slots_R, token_ids_Rn, made.chances_Rn, made.distributions)
+        self.round_drafts = self.drafts if most_drafts is None else min(most_drafts, self.drafts)
+        if self.round_drafts:
+            made = self._round(step, newest, pools).padded(self.round_drafts, self.drafts)
+            token_ids_Rn = torch.where(newest.block.valid_R[:, None], made.token_ids_Rn, PLACEHOLDER)
+            self._pool.store(slots_R, token_ids_Rn, made.chances_Rn, made.distributions)
+        else:
+            self._pool.clear(slots_R)
         self._epoch_Z[step.table_row_R] = step.epoch_R
         return verified
 
@@ -224,6 +247,6 @@ class ModelSpeculation(Speculation):
 
     def _round(self, step: ScheduledStep, newest: Newest, pools: CachePools) -> Round:
         draws = DraftDraws(self._ops.drafting, self.policy, newest.rows)
-        made = self._model.round(newest.token_ids_R, newest.block, self.drafts, pools, draws)
+        made = self._model.round(newest.token_ids_R, newest.block, self.round_drafts, pools, draws)
         drawn = Round(made.token_ids_Rn, cumulative_chances(made.confidence_logits_Rn), draws.distributions())
         return drawn if self.rewrite is None else self.rewrite(step, newest, drawn)

@@ -16,6 +16,7 @@ from deepinfer.engine.graphs.buffers import StepExtents
 from deepinfer.engine.graphs.planning import GraphPlan
 from deepinfer.engine.graphs.trial_steps import TrialSteps
 from deepinfer.engine.options import EngineOptions
+from deepinfer.engine.round_lengths import RoundLengths
 from deepinfer.engine.speculation import Speculation
 from deepinfer.engine.step_costs import Clock, StepCosts, measure_curve
 from deepinfer.engine.verify_lengths import VerifyLengths
@@ -85,7 +86,9 @@ class Startup:
                 kept.keep(facts, curve)
         costs = ", ".join(f"{size}: {cost * 1e3:.2f}" for size, cost in zip(curve.sizes, curve.seconds, strict=True))
         _LOG.info("cost of a decode step by its rows, milliseconds: %s", costs)
-        self.worker.lengths = VerifyLengths(StepCosts(curve), speculation.chances)
+        self.worker.lengths = VerifyLengths(
+            StepCosts(curve), speculation.chances, RoundLengths(speculation.drafts, self.worker.tally)
+        )
 
     def _measured(self, sizes: tuple[int, ...], tick: Callable[[], object]) -> CostCurve:
         def prepare(size: int) -> Callable[[], object]:

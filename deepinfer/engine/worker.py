@@ -226,6 +226,12 @@ class Worker:
         """Remember what a decode step took, the pass with its logits, and everything after them."""
         if self.lengths is not None and step.kind == "decode":
             self.lengths.costs.note(self.decode_steps.rows_run(step.num_tokens), step_s, sampler_s)
+            self.lengths.note_round(step.num_requests, step.round_drafts, sampler_s)
+
+    def plan_round(self, step: ScheduledStep) -> None:
+        """Fix how many drafts the round behind a step makes; called on the host, before the step is sampled."""
+        if self.lengths is not None:
+            step.round_drafts = self.lengths.round_drafts
 
     def hands_out(self, step: ScheduledStep) -> bool:
         """Whether the device decides how many drafts each request of a step verifies: lengths vary, planned ahead."""
@@ -363,7 +369,9 @@ class Worker:
             result = self._sampler.sample(logits_BV, build_sampling_step(_plain(requests), self.device))
         else:
             layout = forwarded.inputs.layout
-            result = self.speculation.verify_and_draft(logits_BV, step, requests, drafts, layout, self.pools)
+            result = self.speculation.verify_and_draft(
+                logits_BV, step, requests, drafts, layout, self.pools, step.round_drafts
+            )
             if step.kind == "decode":
                 verified_R = torch.minimum(drafts.usable(), layout.row_starts_R1.diff() - 1)
                 judged = JudgedDrafts(self.tally, verified_R, drafts.chances_Rn)

@@ -129,10 +129,6 @@ class DraftPool:
         """Put placeholders into slots: of requests that are new, were preempted, or have ended."""
         self._empty(slots_R)
 
-    def silence(self, slots_R: torch.Tensor, ended_R: torch.Tensor) -> None:
-        """Set the chances of requests to 0 that have just emitted a stop token: no row is worth spending on them."""
-        self._chances_Pn[slots_R] = torch.where(ended_R[:, None], 0.0, self._chances_Pn[slots_R])
-
     def gather(self, slots_R: torch.Tensor) -> Drafts:
         """Return copies of what the slots hold."""
         distributions = DraftDistributions(

@@ -10,6 +10,7 @@ Legend: R requests, n drafts a request.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,6 +114,23 @@ def choose_drafts(
     best = int(np.argmax(tokens / seconds))
     counts_R = np.bincount(order[:best] // drafts, minlength=requests) if drafts else np.zeros(requests)
     return VerifyBudget(counts_R.astype(np.int64), float(tokens[best]), float(seconds[best]))
+
+
+def choose_round(chances_n: NDArray[np.floating], requests: int, curve: CostCurve, after_s: Sequence[float]) -> int:
+    """Return how many drafts of each request a round should make; of equal choices the fewest.
+
+    What counts are the expected tokens a second of steps that go on like this: all drafts of a round are verified. No
+    fixed number of drafts is estimated to be better; what :func:`choose_drafts` then leaves out of them only helps.
+
+    Args:
+        chances_n: cumulative chances of acceptance.
+        requests: of the step.
+        curve: costs of steps.
+        after_s: n + 1 seconds, what judging takes together with a round of 0 to n drafts.
+    """
+    tokens = requests * (1.0 + np.concatenate(([0.0], np.cumsum(chances_n))))
+    seconds = [curve.of(requests * (1 + drafts)) + after for drafts, after in enumerate(after_s)]
+    return int(np.argmax(tokens / np.array(seconds)))
 
 
 def rank_drafts(

@@ -49,6 +49,8 @@ class ScheduledStep:
         history_RG: the ids before each row's first new one, nearest first; -1 where there is none or an image, and
             where they are in flight.
         block_copies, slot_copies: for forks.
+        round_drafts: drafts of each request that are made behind the step; None for as many as there may be. The engine
+            decides it while the step runs.
     """
 
     number: int
@@ -69,6 +71,7 @@ class ScheduledStep:
     history_RG: NDArray[np.int64]
     block_copies: tuple[CopyPair, ...]
     slot_copies: tuple[CopyPair, ...]
+    round_drafts: int | None = None
 
     def hand_out(self, drafts_R: NDArray[np.int64]) -> None:
         """Note how the rows of a step that was planned ahead were really shared out: so many drafts for each request.

@@ -13,6 +13,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from deepinfer.errors import DeepInferError
+from deepinfer.sim.agreement import live_in_worlds
 from deepinfer.sim.life import LifeReport, live
 from deepinfer.sim.model import make_simulated_model
 
@@ -38,7 +39,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--drafts", type=_at_least(0), help="drafts of a step in every life (default: each seed its own number)"
     )
+    parser.add_argument(
+        "--forms",
+        action=argparse.BooleanOptionalAction,
+        help="requests have forms, bans and stops in every life, or in none (default: in half of the seeds)",
+    )
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="live every seed with 0 to 5 drafts, one by one and planned ahead, in coupled verification, and compare "
+        "the answers token for token",
+    )
     chosen = parser.parse_args(arguments)
+    fixed = {"--drafts": chosen.drafts, "--async-scheduling": chosen.async_scheduling}
+    if chosen.compare and (given := [name for name, value in fixed.items() if value is not None]):
+        parser.error(f"--compare decides itself about {' and '.join(given)}; leave it out")
     # Tiny pools are the point here; their warnings are not news.
     logger = logging.getLogger("deepinfer")
     level_before = logger.level
@@ -49,9 +64,9 @@ def main(arguments: list[str] | None = None) -> int:
             model = make_simulated_model(Path(folder) / "model") if chosen.oracle else None
             seeds = range(chosen.seed, chosen.seed + chosen.seeds)
             for seed in tqdm(seeds, desc="living", unit="life", disable=chosen.seeds == 1):
-                report = live(seed, chosen.steps, model, drafts=chosen.drafts, async_scheduling=chosen.async_scheduling)
-                reports.append(report)
-                _tell_problems(report, chosen)
+                lived = _live(seed, chosen, model)
+                reports += lived
+                _tell_problems(lived, chosen)
     except KeyboardInterrupt:
         return 130
     except DeepInferError as error:
@@ -61,6 +76,13 @@ def main(arguments: list[str] | None = None) -> int:
         logger.setLevel(level_before)
     _tell_summary(reports)
     return 1 if any(report.problems for report in reports) else 0
+
+
+def _live(seed: int, chosen: argparse.Namespace, model: Path | None) -> list[LifeReport]:
+    if chosen.compare:
+        return live_in_worlds(seed, chosen.steps, model, has_forms=chosen.forms)
+    choices = {"drafts": chosen.drafts, "async_scheduling": chosen.async_scheduling, "has_forms": chosen.forms}
+    return [live(seed, chosen.steps, model, **choices)]
 
 
 def _at_least(least: int) -> Callable[[str], int]:
@@ -73,13 +95,15 @@ def _at_least(least: int) -> Callable[[str], int]:
     return whole_number
 
 
-def _tell_problems(report: LifeReport, chosen: argparse.Namespace) -> None:
-    for problem in report.problems:
-        sys.stdout.write(f"seed {report.seed}: {problem}\n")
-    if report.problems:
-        words = ["--seed", report.seed, "--steps", chosen.steps, *(["--oracle"] if chosen.oracle else [])]
-        if chosen.async_scheduling is not None:
-            words.append("--async-scheduling" if chosen.async_scheduling else "--no-async-scheduling")
+def _tell_problems(lived: list[LifeReport], chosen: argparse.Namespace) -> None:
+    problems = [(report.seed, problem) for report in lived for problem in report.problems]
+    for seed, problem in problems:
+        sys.stdout.write(f"seed {seed}: {problem}\n")
+    if problems:
+        words = ["--seed", lived[0].seed, "--steps", chosen.steps]
+        words += [word for word in ("--oracle", "--compare") if getattr(chosen, word[2:])]
+        for word, choice in (("async-scheduling", chosen.async_scheduling), ("forms", chosen.forms)):
+            words += [] if choice is None else [f"--{word}" if choice else f"--no-{word}"]
         if chosen.drafts is not None:
             words += ["--drafts", chosen.drafts]
         sys.stdout.write(f"replay: python -m deepinfer.sim {' '.join(map(str, words))}\n")

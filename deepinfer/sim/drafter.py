@@ -16,13 +16,11 @@ from deepinfer.accelerator.ops.drafting import PLACEHOLDER, DraftDistributions
 from deepinfer.accelerator.ops.sampling import WEIGHT_BITS
 from deepinfer.cache.pools import CachePools
 from deepinfer.engine.speculation import Newest, Round, Speculation
-from deepinfer.model.config import ModelConfig
 from deepinfer.sampling.drafting import DraftPolicy
 from deepinfer.scheduling.step import ScheduledStep
-from deepinfer.sim.truth import Foretelling
 
-Foretell = Callable[[Sequence[int], int], list[int]]
-"""Takes a history and a number; returns the tokens that must follow."""
+Foretell = Callable[[str, Sequence[int], int, int], list[int]]
+"""Takes a sequence's id, its history, how much of it is prompt, and a number; returns the tokens that must follow."""
 
 
 def scripted(request_id: str, length: int, right: Sequence[int], vocab_size: int) -> list[int]:
@@ -63,7 +61,7 @@ class ScriptedSpeculation(Speculation):
                 continue
             known = min(context, sequence.length)
             history = [*sequence.token_ids(0, known).tolist(), *verified[: context - known], token_id]
-            right = self._foretell(history, self.drafts)
+            right = self._foretell(sequence.request_id, history, sequence.num_prompt_tokens, self.drafts)
             made.append(scripted(sequence.request_id, len(history), right, self._vocab_size))
         token_ids_Rn = torch.tensor(made, dtype=torch.int64)
         chances_Rn = (token_ids_Rn >= 0).to(torch.float32)
@@ -78,20 +76,3 @@ class ScriptedSpeculation(Speculation):
         ids_RnK[:, :, 0] = token_ids_Rn
         weights_RnK[:, :, 0] = torch.where(is_there_Rn, 1 << WEIGHT_BITS, 0)
         return DraftDistributions(ids_RnK, weights_RnK, weights_RnK.sum(-1))
-
-
-def scripted_speculation(
-    foretelling: Foretelling, config: ModelConfig, ops: Ops, policy: DraftPolicy, **sizes: Any
-) -> ScriptedSpeculation:
-    """Return drafts by script over somebody who knows which tokens must come."""
-
-    def foretell(ids: Sequence[int], count: int) -> list[int]:
-        history = foretelling.history(config)
-        history.extend(ids)
-        tokens: list[int] = []
-        for _ in range(count):
-            tokens.append(history.next_token())
-            history.extend(tokens[-1:])
-        return tokens
-
-    return ScriptedSpeculation(foretell, config.vocab_size, ops, policy, **sizes)

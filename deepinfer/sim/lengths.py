@@ -13,6 +13,8 @@ from deepinfer.engine.verify_lengths import VerifyLengths
 from deepinfer.sampling.verify_budget import CostCurve
 from deepinfer.sim.faults import FailingWorker
 
+_MOST_ROUND = 7
+
 
 def lots(step: int, rows_R: NDArray[np.int64], epoch_R: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return a number for each row of a step that looks like any."""
@@ -21,7 +23,7 @@ def lots(step: int, rows_R: NDArray[np.int64], epoch_R: NDArray[np.int64]) -> ND
 
 
 class ErraticLengths(VerifyLengths):
-    """Chooses by lot, for each request and step."""
+    """Chooses by lot, for each request and step; rounds make none to six drafts, or as many as there may be."""
 
     def __init__(self) -> None:
         """Begin; the same steps give the same lots."""
@@ -33,6 +35,7 @@ class ErraticLengths(VerifyLengths):
     ) -> NDArray[np.int64]:
         """Return anything from none to one more than there is room for."""
         self._steps += 1
+        self.round_drafts = int(lots(self._steps, rows_R[:1], epoch_R[:1]).sum()) // 7 % _MOST_ROUND
         return lots(self._steps, rows_R, epoch_R) % (most_R + 2)
 
 

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import random
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from deepinfer.engine.build import build_engine_on
 from deepinfer.engine.engine import Engine
 from deepinfer.engine.outputs import RequestOutput
 from deepinfer.errors import InvariantError
-from deepinfer.model.config import ModelConfig
+from deepinfer.sampling.drafting import Verification
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.settings import Settings
 from deepinfer.sim.clock import SLOW_STEP_S, STEP_S, VirtualClock
-from deepinfer.sim.drafter import scripted_speculation
+from deepinfer.sim.drafter import ScriptedSpeculation
+from deepinfer.sim.events import Abort, Arrival, EndedRequest, Event, Fault, Fork
 from deepinfer.sim.faults import FailingWorker, FaultPlace, SimulatedFaultError
+from deepinfer.sim.forms import AutomatonCompiler
 from deepinfer.sim.lengths import VaryingWorker
 from deepinfer.sim.model import simulated_config
 from deepinfer.sim.scenario import Scenario
 from deepinfer.sim.shadow import build_shadow_engine
-from deepinfer.sim.truth import Foretelling, make_oracle
+from deepinfer.sim.truth import make_oracle
+from deepinfer.sim.wishes import Foreteller, by_draw, draw_wishes
 from deepinfer.sim.witness import Witness
 
 _MOST_LIVING = 24
@@ -42,6 +46,8 @@ class LifeReport:
         preemptions: requests that lost their memory.
         endings: how many requests ended for which reason.
         virtual_s: virtual seconds that passed.
+        script: what happened to the engine, and before which step.
+        answers: of every request that ended, its prompt, and tokens and reason of each answer.
         problems: what went wrong, in words, with the step.
     """
 
@@ -56,6 +62,8 @@ class LifeReport:
     endings: dict[str, int] = field(default_factory=dict)
     virtual_s: float = 0.0
     problems: list[str] = field(default_factory=list)
+    script: list[Event] = field(default_factory=list, repr=False)
+    answers: dict[str, EndedRequest] = field(default_factory=dict, repr=False)
 
 
 def live(
@@ -65,6 +73,10 @@ def live(
     *,
     drafts: int | None = None,
     async_scheduling: bool | None = None,
+    verification: Verification | None = None,
+    has_forms: bool | None = None,
+    is_short: bool = False,
+    script: Sequence[Event] | None = None,
 ) -> LifeReport:
     """Live one life and report it; the same arguments give the same life.
 
@@ -75,22 +87,24 @@ def live(
             oracle driver. None: its worker is a :class:`~deepinfer.sim.shadow.ShadowWorker`, much quicker.
         drafts: drafts a step, instead of the seed's own number.
         async_scheduling: whether steps are planned ahead, instead of the seed's own choice.
+        verification: how drafts are judged, instead of the seed's own choice.
+        has_forms: whether requests have forms and bans, instead of the seed's own choice.
+        is_short: prompts and answers are short, so that a life costs little.
+        script: the traffic of another life, instead of the seed's own.
     """
-    scenario = Scenario.from_seed(seed, drafts, async_scheduling=async_scheduling)
-    foretelling: Foretelling
+    scenario = Scenario.from_seed(
+        seed, drafts, async_scheduling=async_scheduling, verification=verification, has_forms=has_forms
+    )
+    scenario = scenario.shortened() if is_short else scenario
+    config = simulated_config()
+    compiler = AutomatonCompiler(config.vocab_size, config.eos_token_id)
     if model is None:
-        engine, foretelling = build_shadow_engine(simulated_config(), scenario)
+        engine, foreteller = build_shadow_engine(config, scenario, compiler)
     else:
-        driver, foretelling = make_oracle(scenario.end_one_in)
-        engine = build_engine_on(
-            driver,
-            model,
-            scenario.options,
-            Settings(),
-            worker_type=VaryingWorker if scenario.verifies_by_lot else FailingWorker,
-            speculation_of=partial(scripted_speculation, foretelling),
-        )
-    life = _Life(scenario, engine, foretelling, engine.config)
+        engine, foreteller = build_oracle_engine(model, scenario, compiler)
+    has_coins = scenario.options.num_speculative_tokens > 0 and scenario.options.verification == "standard"
+    witness = Witness(foreteller, config, scenario.options, engine.stats(), knows_draws=model is None or not has_coins)
+    life = _Life(scenario, engine, compiler, witness, script)
     for _ in range(steps):
         life.traffic()
         life.step()
@@ -100,15 +114,43 @@ def live(
     return life.report
 
 
+def build_oracle_engine(model: Path, scenario: Scenario, compiler: AutomatonCompiler) -> tuple[Engine, Foreteller]:
+    """Return an engine on the oracle driver, and who foretells its tokens."""
+    driver, foretelling = make_oracle(scenario.end_one_in)
+    config = simulated_config()
+    foreteller = Foreteller(foretelling, config, by_draw)
+    engine = build_engine_on(
+        driver,
+        model,
+        scenario.options,
+        Settings(),
+        worker_type=VaryingWorker if scenario.verifies_by_lot else FailingWorker,
+        speculation_of=lambda config, ops, policy, **sizes: ScriptedSpeculation(
+            foreteller.tokens, config.vocab_size, ops, policy, **sizes
+        ),
+        make_compiler=lambda: compiler,
+    )
+    return engine, foreteller
+
+
 class _Life:
-    def __init__(self, scenario: Scenario, engine: Engine, foretelling: Foretelling, config: ModelConfig) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        engine: Engine,
+        compiler: AutomatonCompiler,
+        witness: Witness,
+        script: Sequence[Event] | None,
+    ) -> None:
         self.report = LifeReport(scenario.seed)
         self._scenario = scenario
         self._engine = engine
-        self._config = config
+        self._compiler = compiler
         self._draw = random.Random(f"life {scenario.seed}")
+        self._draw_wishes = random.Random(f"wishes {scenario.seed}")
         self._clock = VirtualClock()
-        self._witness = Witness(foretelling, config, scenario.options, engine.stats())
+        self._witness = witness
+        self._script = None if script is None else deque(script)
         self._next_arrival_s = 0.0
         self._idle_steps = 0
         # True after a step that failed: it may have ended requests whose records come with the next.
@@ -116,16 +158,23 @@ class _Life:
 
     def traffic(self) -> None:
         """Let whatever is due happen before the next step."""
+        self._compiler.tick()
+        if self._script is not None:
+            while self._script and self._script[0].step <= self.report.steps:
+                self._happen(self._script.popleft())
+            return
         while self._next_arrival_s <= self._clock.now_s:
             self._next_arrival_s += self._draw.expovariate(self._scenario.arrivals_per_second)
             if len(self._witness.living) < _MOST_LIVING:
                 self._arrive()
         if self._draw.random() < self._scenario.abort_chance:
-            self._abort()
+            # Now and then an id that has ended, or that nobody ever knew.
+            candidates = [*self._witness.living, f"r{self._draw.randint(0, 10 + self.report.requests)}"]
+            self._happen(Abort(self.report.steps, self._draw.choice(candidates)))
         if self._draw.random() < self._scenario.fork_chance:
             self._fork()
         if self._draw.random() < self._scenario.fault_chance:
-            self._worker.armed = self._draw.choice(list(FaultPlace))
+            self._happen(Fault(self.report.steps, self._draw.choice(list(FaultPlace))))
 
     def step(self) -> None:
         """Run one step, check what it gave, and let time pass."""
@@ -155,6 +204,7 @@ class _Life:
             len(self._witness.living) + 2
         )
         while self._engine.has_unfinished_requests() and bound and not self.report.problems:
+            self._compiler.tick()
             self.step()
             bound -= 1
         if self.report.problems:
@@ -181,39 +231,46 @@ class _Life:
     def _arrive(self) -> None:
         draw, scenario = self._draw, self._scenario
         length = draw.randint(1, scenario.longest_prompt_tokens)
-        prompt = [draw.randrange(self._config.vocab_size) for _ in range(length)]
+        prompt = [draw.randrange(self._engine.config.vocab_size) for _ in range(length)]
         params = SamplingParams(
             n=draw.choice((1, 1, 1, 1, 2)),
             temperature=draw.choice((0.0, 1.0)),
             max_tokens=draw.randint(1, scenario.longest_answer_tokens),
             ignore_eos=draw.random() < 0.3,
         )
-        request_id = f"r{self.report.requests}"
-        self.report.requests += 1
-        self._witness.add(request_id, prompt, params)
-        self._engine.add_request(request_id, prompt, params)
-
-    def _abort(self) -> None:
-        # Now and then an id that has ended, or that nobody ever knew.
-        candidates = [*self._witness.living, f"r{self._draw.randint(0, 10 + self.report.requests)}"]
-        request_id = self._draw.choice(candidates)
-        if self._engine.abort_request(request_id):
-            self.report.aborts += 1
-            self._witness.aborted(request_id)
+        if scenario.has_forms:
+            params = draw_wishes(self._draw_wishes, params)
+        self._happen(Arrival(self.report.steps, f"r{self.report.requests}", prompt, params))
 
     def _fork(self) -> None:
         parents = [name for name, request in self._witness.living.items() if request.can_be_forked]
-        if not parents or len(self._witness.living) >= _MOST_LIVING or self._records_are_due:
+        if not parents or len(self._witness.living) >= _MOST_LIVING:
             return
         parent_id = self._draw.choice(parents)
         params = SamplingParams(temperature=0.0, max_tokens=self._draw.randint(1, self._scenario.longest_answer_tokens))
-        if not self._witness.may_fork(parent_id):
-            return
-        child_id = f"r{self.report.requests}"
-        self.report.requests += 1
-        self.report.forks += 1
-        self._witness.fork(parent_id, child_id, params)
-        self._engine.fork_request(parent_id, child_id, params)
+        self._happen(Fork(self.report.steps, f"r{self.report.requests}", parent_id, params))
+
+    def _happen(self, event: Event) -> None:
+        """Do to the engine what happens, and note it; a fork whose parent cannot have children does not happen."""
+        match event:
+            case Arrival(_, request_id, prompt, params):
+                self._witness.add(request_id, prompt, params)
+                self._engine.add_request(request_id, prompt, params)
+                self.report.requests += 1
+            case Abort(_, request_id):
+                if self._engine.abort_request(request_id):
+                    self.report.aborts += 1
+                    self._witness.aborted(request_id)
+            case Fork(_, child_id, parent_id, params):
+                if self._records_are_due or not self._witness.may_fork(parent_id):
+                    return
+                self._witness.fork(parent_id, child_id, params)
+                self._engine.fork_request(parent_id, child_id, params)
+                self.report.requests += 1
+                self.report.forks += 1
+            case Fault(_, place):
+                self._worker.armed = place
+        self.report.script.append(event)
 
     def _observe(self, output: RequestOutput) -> None:
         tokens, problems = self._witness.observe(output)
@@ -221,6 +278,8 @@ class _Life:
         for problem in problems:
             self._problem(problem)
         if output.finished:
+            ends = tuple((answer.token_ids, str(answer.finish_reason)) for answer in output.outputs)
+            self.report.answers[output.request_id] = EndedRequest(output.prompt_token_ids, ends)
             for answer in output.outputs:
                 reason = str(answer.finish_reason)
                 self.report.endings[reason] = self.report.endings.get(reason, 0) + 1

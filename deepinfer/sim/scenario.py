@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from deepinfer.engine.options import EngineOptions
+from deepinfer.sampling.drafting import Verification
+
+Value = TypeVar("Value")
+
+_SHORT_TOKENS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,7 @@ class Scenario:
         slow_chance: chance, per step, that the step takes a hundred times as long.
         end_one_in: one token in so many is the end token; 0 for none.
         varies: drafts are verified in lengths that are drawn by lot for each request and step.
+        has_forms: requests have forms, bans, stops and allowed ids.
     """
 
     seed: int
@@ -37,10 +44,19 @@ class Scenario:
     slow_chance: float
     end_one_in: int
     varies: bool = False
+    has_forms: bool = False
 
     @classmethod
-    def from_seed(cls, seed: int, drafts: int | None = None, *, async_scheduling: bool | None = None) -> Scenario:
-        """Draw a scenario; ``drafts`` replaces the drawn number of drafts, ``async_scheduling`` the drawn mode."""
+    def from_seed(
+        cls,
+        seed: int,
+        drafts: int | None = None,
+        *,
+        async_scheduling: bool | None = None,
+        verification: Verification | None = None,
+        has_forms: bool | None = None,
+    ) -> Scenario:
+        """Draw a scenario; every argument that is not None replaces what was drawn."""
         draw = random.Random(f"scenario {seed}")
         block_size = draw.choice((2, 4, 8, 16))
         max_model_len = draw.choice((24, 48, 96))
@@ -67,11 +83,9 @@ class Scenario:
         speculative = random.Random(f"drafts {seed}")
         options = replace(
             options,
-            num_speculative_tokens=speculative.choice((0, 0, 1, 2, 3, 4, 5)) if drafts is None else drafts,
-            verification=speculative.choice(("standard", "coupled")),
-            async_scheduling=random.Random(f"async {seed}").random() < 0.5
-            if async_scheduling is None
-            else async_scheduling,
+            num_speculative_tokens=given(drafts, speculative.choice((0, 0, 1, 2, 3, 4, 5))),
+            verification=given(verification, speculative.choice(("standard", "coupled"))),
+            async_scheduling=given(async_scheduling, random.Random(f"async {seed}").random() < 0.5),
         )
         return cls(
             seed=seed,
@@ -85,9 +99,23 @@ class Scenario:
             slow_chance=draw.choice((0.0, 0.02)),
             end_one_in=draw.choice((0, 12)),
             varies=speculative.random() < 0.5,
+            has_forms=given(has_forms, random.Random(f"forms {seed}").random() < 0.5),
+        )
+
+    def shortened(self) -> Scenario:
+        """Return the same world with short prompts and answers."""
+        return replace(
+            self,
+            longest_prompt_tokens=min(self.longest_prompt_tokens, _SHORT_TOKENS),
+            longest_answer_tokens=min(self.longest_answer_tokens, _SHORT_TOKENS),
         )
 
     @property
     def verifies_by_lot(self) -> bool:
         """Whether lengths vary."""
         return self.varies and self.options.num_speculative_tokens > 0
+
+
+def given(value: Value | None, drawn: Value) -> Value:
+    """Return what was given, else what was drawn."""
+    return drawn if value is None else value

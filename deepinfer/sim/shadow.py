@@ -30,6 +30,8 @@ from deepinfer.engine.worker import RowExtras, WorkerCounts
 from deepinfer.errors import InvariantError
 from deepinfer.model.config import ModelConfig
 from deepinfer.model.roles import derive_roles
+from deepinfer.sampling.grammar import FormCompiler
+from deepinfer.sampling.request import RowFlag
 from deepinfer.sampling.sampler import SampledRow
 from deepinfer.sampling.verification import RunRequest, VerifiedRun
 from deepinfer.scheduling.step import ScheduledStep
@@ -37,8 +39,10 @@ from deepinfer.scheduling.table import NO_TOKEN
 from deepinfer.settings import Settings
 from deepinfer.sim.drafter import scripted
 from deepinfer.sim.faults import FailingWorker, FaultPlace
+from deepinfer.sim.forms import tokens_of, unpacked, without
 from deepinfer.sim.lengths import ErraticLengths, lots
 from deepinfer.sim.scenario import Scenario
+from deepinfer.sim.wishes import Foreteller, by_hash
 
 _POSITION_STRIDE = np.uint64(0x9E3779B97F4A7C15)
 _FIRST_MULTIPLIER = np.uint64(0xBF58476D1CE4E5B9)
@@ -78,14 +82,24 @@ class ShadowWorker(FailingWorker):
     """Keeps the ids of every position where the scheduler says that its cache lies."""
 
     def __init__(
-        self, config: ModelConfig, layout: CacheLayout, pools: PoolPlan, rule: ShadowRule, *, drafts: int = 0
+        self,
+        config: ModelConfig,
+        layout: CacheLayout,
+        pools: PoolPlan,
+        rule: ShadowRule,
+        foreteller: Foreteller,
+        *,
+        drafts: int = 0,
     ) -> None:
         self.speculation = None
         self._num_drafts = drafts
         # What the next step of each slot begins with: positions that are computed, and the newest token.
         self._progress: dict[int, tuple[int, int]] = {}
+        # Drafts of each slot, with the occupation that they belong to.
+        self._made: dict[int, tuple[int, list[int]]] = {}
         self._config = config
         self._rule = rule
+        self._foreteller = foreteller
         self._block_size = layout.block_size
         self._ring = layout.ring
         # Unowned memory holds anything but zeros, which would look innocent.
@@ -103,13 +117,14 @@ class ShadowWorker(FailingWorker):
     def run(
         self,
         step: ScheduledStep,
-        requests: Sequence[RunRequest],  # noqa: ARG002  # a shadow's tokens need no sampling
+        requests: Sequence[RunRequest],
         extras: Sequence[RowExtras],  # noqa: ARG002
     ) -> list[VerifiedRun]:
         """Write the step's ids, read each history back, and return the tokens that follow from it."""
         self._fail_at(FaultPlace.BEFORE)
-        drafts = self._write_all(step)
-        runs = [self._judge(step, number, drafts[number]) for number in range(step.num_requests)]
+        drafts = self.drafts(step)
+        self._write_all(step, drafts)
+        runs = [self._judge(step, number, drafts[number], request) for number, request in enumerate(requests)]
         self._fail_at(FaultPlace.AFTER)
         return runs
 
@@ -135,13 +150,15 @@ class ShadowWorker(FailingWorker):
         self.copy(step)
         self._fail_at(FaultPlace.BEFORE)
         true_step = self._corrected(step if handed is None else handed.inputs)
-        return _Written(true_step, self._write_all(true_step))
+        drafts = [self._stored(true_step, number) for number in range(true_step.num_requests)]
+        self._write_all(true_step, drafts)
+        return _Written(true_step, drafts)
 
     def finish(
         self,
         begun: Any,
-        step: ScheduledStep,  # noqa: ARG002  # the true one was begun
-        requests: Sequence[RunRequest],  # noqa: ARG002
+        step: ScheduledStep,
+        requests: Sequence[RunRequest],
         extras: Sequence[RowExtras],  # noqa: ARG002
         to_host: ToHost,  # noqa: ARG002
     ) -> Results:
@@ -149,10 +166,12 @@ class ShadowWorker(FailingWorker):
         written: _Written = begun
         true_step, drafts = written
         runs, following = [], []
-        for number in range(true_step.num_requests):
-            run = self._judge(true_step, number, drafts[number])
+        for number, request in enumerate(requests):
+            run = self._judge(true_step, number, drafts[number], request)
             runs.append(run)
-            following.append(self._next_drafts(true_step, number, run))
+            made = self._next_drafts(true_step, number, run)[: step.round_drafts]
+            following.append(made)
+            self._made[int(step.state_slot_R[number])] = (int(step.epoch_R[number]), made)
             if true_step.kind == "decode":
                 computed = int(true_step.cached_R[number]) + 1 + run.accepted
                 self._progress[int(true_step.state_slot_R[number])] = (computed, run.rows[-1].token_id)
@@ -176,9 +195,15 @@ class ShadowWorker(FailingWorker):
         ids_T = np.concatenate([ids[:q] for ids, q in zip(rows, q_R.tolist(), strict=True)])
         return replace(step, cached_R=cached_R, q_R=q_R, k_R=cached_R + q_R, input_ids_T=ids_T, history_RG=history_RG)
 
-    def _write_all(self, step: ScheduledStep) -> list[list[int]]:
-        """Write the ids of every row, and return the drafts among them."""
-        drafts = self.drafts(step)
+    def _stored(self, step: ScheduledStep, number: int) -> list[int]:
+        """Return the drafts that a round has left for a request, as many as it has rows for."""
+        epoch, made = self._made.get(int(step.state_slot_R[number]), (-1, []))
+        if step.kind != "decode" or epoch != step.epoch_R[number]:
+            return []
+        return list(takewhile(lambda token_id: token_id >= 0, made[: max(0, int(step.q_R[number]) - 1)]))
+
+    def _write_all(self, step: ScheduledStep, drafts: Sequence[Sequence[int]]) -> None:
+        """Write the ids of every row."""
         ends = np.cumsum(step.q_R)
         for number, end in enumerate(ends.tolist()):
             ids = step.input_ids_T[end - int(step.q_R[number]) : end]
@@ -186,7 +211,6 @@ class ShadowWorker(FailingWorker):
                 ids = np.array([ids[0], *drafts[number]], np.int64)
             if len(ids):
                 self._write(step, number, ids)
-        return drafts
 
     def _next_drafts(self, step: ScheduledStep, number: int, run: VerifiedRun) -> list[int]:
         """Return scripted drafts behind what a run has added."""
@@ -194,8 +218,7 @@ class ShadowWorker(FailingWorker):
             return []
         length = int(step.k_R[number]) if step.kind == "prefill" else int(step.cached_R[number]) + 1 + run.accepted
         ids = [*self._history(step, number, length).tolist(), run.rows[-1].token_id]
-        right = self._rule.tokens(ids, self._num_drafts)
-        return scripted(step.sequences[number].request_id, len(ids), right, self._config.vocab_size)
+        return self._scripted(step, number, ids, self._num_drafts)
 
     def counts(self) -> WorkerCounts:
         """A shadow counts nothing."""
@@ -211,20 +234,40 @@ class ShadowWorker(FailingWorker):
             return []
         first = int(step.q_R[:number].sum())
         ids = [*self._history(step, number, int(step.cached_R[number])).tolist(), int(step.input_ids_T[first])]
-        right = self._rule.tokens(ids, count)
-        drafts = scripted(step.sequences[number].request_id, len(ids), right, self._config.vocab_size)
-        return list(takewhile(lambda token_id: token_id >= 0, drafts))
+        return list(takewhile(lambda token_id: token_id >= 0, self._scripted(step, number, ids, count)))
 
-    def _judge(self, step: ScheduledStep, number: int, drafts: Sequence[int]) -> VerifiedRun:
+    def _scripted(self, step: ScheduledStep, number: int, ids: list[int], count: int) -> list[int]:
+        sequence = step.sequences[number]
+        right = self._foreteller.tokens(sequence.request_id, ids, sequence.num_prompt_tokens, count)
+        return scripted(sequence.request_id, len(ids), right, self._config.vocab_size)
+
+    def _judge(self, step: ScheduledStep, number: int, drafts: Sequence[int], request: RunRequest) -> VerifiedRun:
         first = int(step.k_R[number]) if step.kind == "prefill" else int(step.cached_R[number]) + 1
         if not step.q_R[number]:
             return VerifiedRun((SampledRow(-1, RowStatus.OK, None),), 0)
         rows = []
         for place in range(1 + len(drafts)):
-            rows.append(SampledRow(self._read(step, number, first + place), RowStatus.OK, None))
+            rows.append(self._chosen(self._read(step, number, first + place), request, place))
             if place == len(drafts) or rows[-1].token_id != drafts[place]:
                 break
         return VerifiedRun(tuple(rows), len(rows) - 1)
+
+    def _chosen(self, token_id: int, request: RunRequest, place: int) -> SampledRow:
+        """Return what the engine's description of a row makes of the token of the rule."""
+        sampling, vocab_size = request.sampling, self._config.vocab_size
+        if request.allowed_mW is None and not sampling.flags & (RowFlag.ALLOWED | RowFlag.BANS):
+            return SampledRow(token_id, RowStatus.OK, None)
+        allowed_V = np.ones(vocab_size, np.bool_)
+        if request.allowed_mW is not None:
+            allowed_V = unpacked(request.allowed_mW[place], vocab_size)
+        if len(sampling.allowed):
+            allowed_V &= np.isin(np.arange(vocab_size), sampling.allowed)
+        allowed_V = without(allowed_V, sampling.bans(len(request.output_token_ids) + place))
+        if not allowed_V.any():
+            return SampledRow(-1, RowStatus.EMPTY, None)
+        if not allowed_V[token_id]:
+            token_id = by_hash(token_id, tokens_of(allowed_V), request.token_index + place, sampling.params, 0)
+        return SampledRow(token_id, RowStatus.OK, None)
 
     def _write(self, step: ScheduledStep, number: int, ids: NDArray[np.int64]) -> None:
         cached = int(step.cached_R[number])
@@ -273,14 +316,6 @@ class ShadowRule:
         token = value // max(self._end_one_in, 1) % (self._vocab_size - 1)
         return token if token < self._end_token_id else token + 1
 
-    def tokens(self, ids: Sequence[int], count: int) -> list[int]:
-        """Return the ``count`` tokens after ``ids``."""
-        known = list(ids)
-        for _ in range(count):
-            known_P = np.array(known, np.int64)
-            known.append(self.token(known_P, known_P[-self.window :]))
-        return known[len(ids) :]
-
     def history(self, config: ModelConfig) -> ShadowHistory:  # noqa: ARG002  # the rule knows all that it needs
         """Return an empty history."""
         return ShadowHistory(self, [])
@@ -307,8 +342,8 @@ class ShadowHistory:
         return type(self)(self._rule, list(self._ids))
 
 
-def build_shadow_engine(config: ModelConfig, scenario: Scenario) -> tuple[Engine, ShadowRule]:
-    """Return an engine whose worker is a shadow, and the rule that foretells its tokens."""
+def build_shadow_engine(config: ModelConfig, scenario: Scenario, compiler: FormCompiler) -> tuple[Engine, Foreteller]:
+    """Return an engine whose worker is a shadow, and who foretells its tokens."""
     options = scenario.options
     driver = registry.load("null")()
     layout = CacheLayout.from_config(
@@ -320,13 +355,15 @@ def build_shadow_engine(config: ModelConfig, scenario: Scenario) -> tuple[Engine
     )
     pools = plan_pools(options, layout, driver.memory(), config.max_position_embeddings)
     rule = ShadowRule(config.vocab_size, config.sliding_window, config.eos_token_id, scenario.end_one_in)
-    worker = ShadowWorker(config, layout, pools, rule, drafts=options.num_speculative_tokens)
+    foreteller = Foreteller(rule, config, by_hash)
+    worker = ShadowWorker(config, layout, pools, rule, foreteller, drafts=options.num_speculative_tokens)
     if scenario.verifies_by_lot:
         worker.lengths = ErraticLengths()
     plan = plan_ops(driver, options, Settings())
     stream = driver.new_stream() if options.async_scheduling else None
-    engine = Engine(config, options, pools, scheduler_config(config, options, pools), worker, plan, None, stream)
-    return engine, rule
+    scheduling = scheduler_config(config, options, pools)
+    engine = Engine(config, options, pools, scheduling, worker, plan, None, stream, make_compiler=lambda: compiler)
+    return engine, foreteller
 
 
 def _with_drafts(step: ScheduledStep, drafts_R: NDArray[np.int64]) -> ScheduledStep:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.outputs import CompletionOutput, EngineStats, RequestOutput
 from deepinfer.model.config import ModelConfig
 from deepinfer.sampling.params import SamplingParams
-from deepinfer.sim.truth import Foretelling, History
+from deepinfer.sim.truth import History
+from deepinfer.sim.wishes import Foreteller, Wishes
 
 
 class Observation(NamedTuple):
@@ -26,20 +27,24 @@ class WitnessedRequest:
 
     Attributes:
         prompt: its prompt; of a fork, its parent's history.
-        params: what it asked for.
+        wishes: what it asked for.
         truths: one history per answer, extended by the tokens that were seen.
-        seen: tokens seen per answer.
+        outputs: tokens seen per answer.
         is_aborted: it was aborted from outside.
         is_failed: a step that it was in has failed.
     """
 
     prompt: list[int]
-    params: SamplingParams
+    wishes: Wishes
     truths: list[History]
-    seen: list[int]
+    outputs: list[list[int]]
     is_aborted: bool = False
     is_failed: bool = False
-    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def params(self) -> SamplingParams:
+        """Its parameters."""
+        return self.wishes.params
 
     @property
     def work_tokens(self) -> int:
@@ -48,18 +53,27 @@ class WitnessedRequest:
 
     @property
     def can_be_forked(self) -> bool:
-        """Whether the engine would take a fork of it."""
-        return self.params.n == 1 and not self.is_aborted and not self.is_failed
+        """Whether the engine would take a fork of it; one with a form may still wait for that."""
+        has_begun = self.params.structured_outputs is None or bool(self.outputs[0])
+        return self.params.n == 1 and has_begun and not self.is_aborted and not self.is_failed
 
 
 class Witness:
     """Knows what every record must say."""
 
     def __init__(
-        self, foretelling: Foretelling, config: ModelConfig, options: EngineOptions, stats: EngineStats
+        self,
+        foreteller: Foreteller,
+        config: ModelConfig,
+        options: EngineOptions,
+        stats: EngineStats,
+        *,
+        knows_draws: bool = True,
     ) -> None:
+        """Begin without requests; without ``knows_draws`` what is drawn from equal logits is anybody's guess."""
         self.living: dict[str, WitnessedRequest] = {}
-        self._foretelling = foretelling
+        self._foreteller = foreteller
+        self._knows_draws = knows_draws
         self._config = config
         self._options = options
         self._limit = stats.max_model_len
@@ -67,23 +81,25 @@ class Witness:
 
     def add(self, request_id: str, prompt: Sequence[int], params: SamplingParams) -> None:
         """Note a request that is about to be added."""
-        truth = self._foretelling.history(self._config)
+        truth = self._foreteller.empty_history()
         truth.extend(prompt)
-        self.living[request_id] = WitnessedRequest(
-            list(prompt), params, [truth.copy() for _ in range(params.n)], [0] * params.n
-        )
+        wishes = self._foreteller.learn(request_id, params)
+        truths = [truth.copy() for _ in range(params.n)]
+        self.living[request_id] = WitnessedRequest(list(prompt), wishes, truths, [[] for _ in truths])
 
     def may_fork(self, parent_id: str) -> bool:
-        """Say whether the parent's history leaves room for a child; the engine would refuse one by an error."""
-        parent = self.living[parent_id]
-        return len(parent.prompt) + len(parent.tokens) <= min(self._limit, self._pool_tokens)
+        """Say whether a request could have a child now, and its history leaves room for one."""
+        parent = self.living.get(parent_id)
+        if parent is None or not parent.can_be_forked:
+            return False
+        return len(parent.prompt) + len(parent.outputs[0]) <= min(self._limit, self._pool_tokens)
 
     def fork(self, parent_id: str, child_id: str, params: SamplingParams) -> None:
         """Note a fork that is about to be made."""
         parent = self.living[parent_id]
-        self.living[child_id] = WitnessedRequest(
-            [*parent.prompt, *parent.tokens], params, [parent.truths[0].copy()], [0]
-        )
+        wishes = self._foreteller.learn(child_id, params)
+        history = [*parent.prompt, *parent.outputs[0]]
+        self.living[child_id] = WitnessedRequest(history, wishes, [parent.truths[0].copy()], [[]])
 
     def aborted(self, request_id: str) -> None:
         """Note that a living request was aborted."""
@@ -106,7 +122,7 @@ class Witness:
         tokens = 0
         for answer in output.outputs:
             name = f"request {output.request_id} answer {answer.index}"
-            tokens += self._compare_tokens(name, request, answer, problems)
+            tokens += self._compare_tokens(name, output.request_id, answer, problems)
             self._compare_ending(name, request, answer, problems)
         if output.finished:
             unended = [answer.index for answer in output.outputs if answer.finish_reason is None]
@@ -115,34 +131,42 @@ class Witness:
             del self.living[output.request_id]
         return Observation(tokens, problems)
 
-    def _compare_tokens(
-        self, name: str, request: WitnessedRequest, answer: CompletionOutput, problems: list[str]
-    ) -> int:
-        new = answer.token_ids[request.seen[answer.index] :]
-        truth = request.truths[answer.index]
+    def _compare_tokens(self, name: str, request_id: str, answer: CompletionOutput, problems: list[str]) -> int:
+        request = self.living[request_id]
+        outputs, truth = request.outputs[answer.index], request.truths[answer.index]
+        new = answer.token_ids[len(outputs) :]
         for token in new:
-            expected = truth.next_token()
-            if token != expected:
-                place = len(request.prompt) + request.seen[answer.index]
+            place = len(request.prompt) + len(outputs)
+            if outputs and outputs[-1] in request.wishes.ends:
+                problems.append(f"{name}: token at position {place} follows its end")
+                return 0
+            expected = self._foreteller.next_token(f"{request_id}/{answer.index}", truth, outputs, place)
+            if token != expected and not self._is_guess(request, truth, outputs, token):
                 problems.append(f"{name}: token at position {place} is {token}, the oracle says {expected}")
                 return 0
             truth.extend([token])
-            request.seen[answer.index] += 1
-        if answer.index == 0:
-            request.tokens.extend(new)
+            outputs.append(token)
         return len(new)
+
+    def _is_guess(self, request: WitnessedRequest, truth: History, outputs: Sequence[int], token: int) -> bool:
+        """Return whether a token is as good as any: drawn from equal logits, nobody knows how."""
+        if self._knows_draws or request.params.temperature == 0:
+            return False
+        allowed_V = request.wishes.choices(outputs)
+        return bool(allowed_V[token]) and not allowed_V[truth.next_token()]
 
     def _compare_ending(
         self, name: str, request: WitnessedRequest, answer: CompletionOutput, problems: list[str]
     ) -> None:
-        emitted = len(answer.token_ids)
-        ends_by_token = bool(emitted) and answer.token_ids[-1] == self._config.eos_token_id
+        wishes, outputs, emitted = request.wishes, answer.token_ids, len(answer.token_ids)
         length = len(request.prompt) + emitted
+        is_stuck = answer.finish_reason is not None and not wishes.choices(outputs).any()
         is_justified = {
             None: True,
-            "stop": ends_by_token and not request.params.ignore_eos,
+            "stop": (bool(emitted) and outputs[-1] in wishes.ends) or (is_stuck and wishes.stands_at_an_end(outputs)),
             "length": emitted == request.params.max_tokens or length == self._limit + 1,
             "abort": request.is_aborted or request.is_failed,
+            "grammar_failed": wishes.cannot_begin or (is_stuck and not wishes.stands_at_an_end(outputs)),
             "ignored": emitted == 0 and len(request.prompt) > min(self._limit, self._largest_prompt),
             "insufficient_system_resource": self._options.stop_preempted_requests or length > self._pool_tokens,
         }

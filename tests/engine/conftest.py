@@ -139,7 +139,7 @@ class Driven:
 
     def unowned(self) -> tuple[list[int], list[int]]:
         """Numbers of the blocks and state slots that nobody owns, the reserved number 0 among them."""
-        memory = self.engine._scheduler.memory
+        memory = self.engine._books.scheduler.memory
         pools = (memory.blocks.reference_counts(), memory.slots.reference_counts())
         blocks, slots = ([number for number, count in enumerate(counts) if not count] for counts in pools)
         return blocks, slots

@@ -50,7 +50,7 @@ def ahead(drive: Callable[..., Any], oracle_driver: type[OracleDriver]) -> Ahead
 
 def watch(engine: Any) -> None:
     """Let every launch and every reading compare who owns what a step in flight touches."""
-    pipeline = engine._pipeline
+    pipeline = engine._loop.pipeline
     for name in ("launch", "judge", "read"):
         method = getattr(pipeline, name)
 
@@ -63,7 +63,7 @@ def watch(engine: Any) -> None:
 
 def nobody_else_owns_what_is_in_flight(engine: Any) -> None:
     """Fault 3: between launch and completion a block or slot belongs to the rows of the step, or to nobody."""
-    scheduler = engine._scheduler
+    scheduler = engine._books.scheduler
     steps = scheduler.memory.flights.steps
     assert len(steps) <= 2
     assert [step.kind for step in steps[:-1]] in ([], ["decode"])
@@ -103,7 +103,7 @@ def test_answers_are_those_of_every_request_alone(ahead: Ahead, expected: Any, p
 def test_a_step_is_launched_before_the_one_before_it_is_read(ahead: Ahead, prompt_of: Any) -> None:
     engine = ahead()
     told: list[str] = []
-    pipeline = engine.engine._pipeline
+    pipeline = engine.engine._loop.pipeline
     for name in ("launch", "judge", "read"):
         method = getattr(pipeline, name)
         setattr(pipeline, name, lambda *args, name=name, method=method: (told.append(name), method(*args))[1])
@@ -184,13 +184,13 @@ def test_memory_that_a_step_in_flight_touches_goes_to_nobody(
 def test_a_short_pool_preempts_and_everybody_finishes(ahead: Ahead, expected: Any, prompt_of: Any, blocks: int) -> None:
     """Fault 11: preemptions stay few, and nobody is preempted while a step is in flight."""
     engine = ahead(num_blocks=1 + blocks, max_num_seqs=4)
-    preempt = engine.engine._scheduler._preemption.preempt
+    preempt = engine.engine._books.scheduler._preemption.preempt
 
     def settled(sequence: Any) -> None:
-        assert engine.engine._scheduler.memory.flights.steps == []
+        assert engine.engine._books.scheduler.memory.flights.steps == []
         preempt(sequence)
 
-    engine.engine._scheduler._preemption.preempt = settled
+    engine.engine._books.scheduler._preemption.preempt = settled
     for number in range(4):
         engine.add(str(number), prompt_of(5, number), max_tokens=18)
     engine.drain()
@@ -293,7 +293,7 @@ def test_an_interrupt_at_every_hook_leaves_the_engine_usable(
     ahead: Ahead, expected: Any, prompt_of: Any, name: str, number: int, *, after: bool
 ) -> None:
     engine = ahead(max_num_batched_tokens=8, max_num_seqs=2)
-    method = getattr(engine.engine._pipeline, name)
+    method = getattr(engine.engine._loop.pipeline, name)
     passed: list[str] = []
 
     def hook(*args: Any) -> Any:
@@ -305,7 +305,7 @@ def test_an_interrupt_at_every_hook_leaves_the_engine_usable(
             raise KeyboardInterrupt
         return result
 
-    setattr(engine.engine._pipeline, name, hook)
+    setattr(engine.engine._loop.pipeline, name, hook)
     for request_id in ("a", "b", "c"):
         engine.add(request_id, prompt_of(11, ord(request_id)), max_tokens=5)
     with pytest.raises(KeyboardInterrupt):
@@ -325,13 +325,13 @@ def test_a_step_cut_off_between_its_books_ends_every_request_once(ahead: Ahead, 
     engine = ahead()
     engine.add("a", prompt_of(11), max_tokens=9)
     engine.step(3)
-    commit = engine.engine._scheduler.commit
+    commit = engine.engine._books.scheduler.commit
 
     def cut_off(*args: Any) -> Any:
         commit(*args)
         raise KeyboardInterrupt
 
-    engine.engine._scheduler.commit = cut_off
+    engine.engine._books.scheduler.commit = cut_off
     with pytest.raises(KeyboardInterrupt):
         engine.engine.step()
     engine.drain()

@@ -317,7 +317,7 @@ def test_an_interrupted_engine_begins_again_without_drafts(script, greedy) -> No
     script({str(number): [11] * 20 for number in range(9)})
     stream = llm.stream([PROMPTS[0]], SamplingParams(temperature=1, seed=3, max_tokens=20))
     next(stream)
-    llm.engine._is_torn = True  # as if Ctrl-C had struck between two changes that belong together
+    llm.engine._books.is_torn = True  # as if Ctrl-C had struck between two changes that belong together
     stream.close()
     speculation = llm.engine.worker.speculation
     assert speculation is not None
@@ -340,7 +340,7 @@ def test_a_row_without_a_token_ends_the_run_before_it(greedy) -> None:
     engine = llm.engine
     engine.add_request("a", [5, 6, 7], SamplingParams(temperature=0, max_tokens=9))
     engine.step()
-    worker = engine._worker
+    worker = engine._loop.worker
     run = worker.run
 
     def failing(*args: Any) -> Any:

@@ -111,8 +111,8 @@ def test_a_fault_ends_the_requests_of_its_step_and_no_other(drive, expected, pro
 @pytest.mark.parametrize("number", [1, 2, 5])
 def test_an_interrupt_at_every_hook_leaves_the_engine_usable(oracle, expected, prompt_of, place, number) -> None:
     engine = oracle(max_num_batched_tokens=8, max_num_seqs=2)
-    worker = engine.engine._worker
-    engine.engine._worker = HookedWorker(worker, at(place, number))
+    worker = engine.engine._loop.worker
+    engine.engine._loop.worker = HookedWorker(worker, at(place, number))
     for name in ("a", "b", "c"):
         engine.add(name, prompt_of(11, ord(name)), max_tokens=4)
     with pytest.raises(KeyboardInterrupt):
@@ -139,7 +139,7 @@ def test_a_step_cut_off_between_its_books_ends_every_request_once(
     engine.add("b", prompt_of(3, 1), max_tokens=9)
     engine.add("refused", [])
     engine.step(steps)
-    cut_off(engine.engine._scheduler, method, after=after)
+    cut_off(engine.engine._books.scheduler, method, after=after)
     with pytest.raises(CutOffError):
         engine.engine.step()
     engine.drain()
@@ -158,7 +158,7 @@ def test_an_answer_cut_off_while_it_takes_a_token_stays_whole(uniform, prompt_of
     engine = uniform()
     engine.add("a", prompt_of(3), max_tokens=9, logprobs=1)
     engine.step(2)
-    cut_off(engine.engine._table, "note_growth", after=after)
+    cut_off(engine.engine._books.table, "note_growth", after=after)
     with pytest.raises(CutOffError):
         engine.engine.step()
     engine.drain()
@@ -181,7 +181,7 @@ def test_a_call_between_steps_that_is_cut_off_leaves_the_engine_usable(
         "discard": ("abort", lambda: engine.engine.discard_requests(["first"])),
         "fork": ("fork", lambda: engine.engine.fork_request("first", "second")),
     }[call]
-    cut_off(engine.engine._scheduler, method, after=after)
+    cut_off(engine.engine._books.scheduler, method, after=after)
     with pytest.raises(CutOffError):
         act()
     engine.records["second"] = []
@@ -214,7 +214,7 @@ def test_a_driver_that_always_fails_ends_every_request(drive, prompt_of) -> None
 def test_a_failed_copy_of_a_fork_is_made_good_by_computing_it_again(oracle, expected, prompt_of) -> None:
     """The child waits for a seat, so it is not in the step that carries its copies."""
     engine = oracle(max_num_seqs=1, num_state_slots=4)
-    engine.engine._worker = HookedWorker(engine.engine._worker, at("before launch", 4))
+    engine.engine._loop.worker = HookedWorker(engine.engine._loop.worker, at("before launch", 4))
     engine.add("parent", prompt_of(6), max_tokens=20)
     engine.step(3)
     engine.fork("parent", "child", max_tokens=5)

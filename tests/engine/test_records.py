@@ -169,7 +169,7 @@ def test_a_table_that_lost_a_record_is_noticed(drive, prompt_of) -> None:
     engine = drive()
     engine.add("a", prompt_of(3))
     engine.step()
-    table = engine.engine._table
+    table = engine.engine._books.table
     (answer,) = table.find("a").answers
     answer.finish(answer.end_unscheduled(Status.FINISHED_ABORTED, "behind the table's back"))
     with pytest.raises(InvariantError, match="'a'"):

@@ -41,7 +41,7 @@ def test_what_was_read_of_a_step_does_not_change_later(drive, prompt_of) -> None
     engine = drive()
     engine.add("a", prompt_of(7), max_tokens=9)
     engine.step()
-    kept = engine.engine._last_step
+    kept = engine.engine._loop.last_step
     at_once = StepRecord.of(kept)
     engine.drain()
     assert StepRecord.of(kept) == at_once
@@ -108,7 +108,7 @@ class AbortInFlight:
     """A worker that ends a request while the step that holds it computes."""
 
     def __init__(self, engine: Any, request_id: str, step: int) -> None:
-        self._worker = engine._worker
+        self._worker = engine._loop.worker
         self._engine = engine
         self._request_id = request_id
         self._left = step
@@ -126,7 +126,7 @@ class AbortInFlight:
 @pytest.mark.parametrize("step", [1, 2, 3, 4, 5])
 def test_an_abort_in_flight_adds_no_token_and_leaks_nothing(oracle, expected, prompt_of, step) -> None:
     engine = oracle(max_num_batched_tokens=16)
-    engine.engine._worker = AbortInFlight(engine.engine, "gone", step)
+    engine.engine._loop.worker = AbortInFlight(engine.engine, "gone", step)
     engine.add("gone", prompt_of(40), max_tokens=9)
     engine.add("stays", prompt_of(3, 1), max_tokens=9)
     engine.drain()

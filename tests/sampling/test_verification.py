@@ -334,15 +334,6 @@ def test_only_drafts_before_the_first_placeholder_are_usable_or_embedded() -> No
     assert found.chances_Rn.tolist() == [[0.5, 0.0, 0.5]]
 
 
-def test_a_stop_token_silences_the_next_confidences_and_no_others() -> None:
-    pool, drafts = pool_of(), some_drafts(2)
-    slots_R = torch.tensor([1, 2])
-    pool.store(slots_R, drafts.token_ids_Rn, torch.ones(2, 3), drafts.distributions)
-    pool.silence(slots_R, torch.tensor([False, True]))
-    assert pool.gather(slots_R).chances_Rn.tolist() == [[1.0] * 3, [0.0] * 3]
-    assert pool.gather(slots_R).usable().tolist() == [3, 3]
-
-
 def test_the_pool_is_small_and_smaller_still_where_no_distribution_is_kept() -> None:
     """256 requests, five drafts: 15 MiB instead of the 630 MiB of whole float32 rows."""
     assert DraftPool(num_slots=256, drafts=5, kept_tokens=1024, device=CPU).nbytes < 16 * 2**20

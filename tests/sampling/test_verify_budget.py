@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepinfer.errors import ArgumentError
@@ -83,6 +83,7 @@ def problems(draw: st.DrawFn) -> tuple[np.ndarray, CostCurve, float, np.ndarray]
 
 
 @given(problems())
+@settings(deadline=None)
 def test_no_other_choice_of_lengths_is_estimated_to_be_better(problem) -> None:
     """Fixed lengths are among the others; each is computed in the plainest way."""
     chances_Rn, curve, sampler_s, most_R = problem
@@ -98,6 +99,7 @@ def test_no_other_choice_of_lengths_is_estimated_to_be_better(problem) -> None:
 
 
 @given(problems())
+@settings(deadline=None)
 def test_the_device_hands_the_hosts_total_out_as_the_host_would(problem) -> None:
     chances_Rn, curve, sampler_s, most_R = problem
     best = choose_drafts(chances_Rn, curve, sampler_s, most_R)

@@ -4,7 +4,17 @@ Importing this package does not import xgrammar (extra ``structured``); compilin
 """
 
 from deepinfer.sampling.grammar.compiler import GrammarCompiler, GrammarLimits
+from deepinfer.sampling.grammar.matching import CompiledForm, FormCompiler, Matcher
 from deepinfer.sampling.grammar.progress import GrammarProgress
 from deepinfer.sampling.grammar.specification import GrammarKind, StructuredOutputs
 
-__all__ = ["GrammarCompiler", "GrammarKind", "GrammarLimits", "GrammarProgress", "StructuredOutputs"]
+__all__ = [
+    "CompiledForm",
+    "FormCompiler",
+    "GrammarCompiler",
+    "GrammarKind",
+    "GrammarLimits",
+    "GrammarProgress",
+    "Matcher",
+    "StructuredOutputs",
+]

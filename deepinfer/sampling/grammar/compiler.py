@@ -18,6 +18,7 @@ from typing import Any
 
 from deepinfer.sampling.grammar import library
 from deepinfer.sampling.grammar.library import GrammarError
+from deepinfer.sampling.grammar.matching import CompiledForm
 from deepinfer.sampling.grammar.protocol import MODULE, Greeting, Reply
 from deepinfer.sampling.grammar.specification import GrammarSource
 from deepinfer.tokenizer import Tokenizer
@@ -64,7 +65,7 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._end_token_ids = tuple(end_token_ids)
         self._limits = limits if limits is not None else GrammarLimits()
-        self._cache: OrderedDict[GrammarSource, Future[Any]] = OrderedDict()
+        self._cache: OrderedDict[GrammarSource, Future[CompiledForm]] = OrderedDict()
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
         self._running: list[_Process] = []  # none or one
@@ -72,7 +73,7 @@ class GrammarCompiler:
         # A compiler that nobody closes must not leave a process behind.
         weakref.finalize(self, _kill_all, self._running)
 
-    def submit(self, source: GrammarSource) -> Future[Any]:
+    def submit(self, source: GrammarSource) -> Future[CompiledForm]:
         """Return a future of the compiled grammar; it raises GrammarError with the reason if there is none.
 
         Equal forms are compiled once, failures included, as long as they stay in the cache. That the process cannot
@@ -95,7 +96,7 @@ class GrammarCompiler:
         self._thread.shutdown(wait=True)
         _kill_all(self._running)  # it was started in between
 
-    def _compile(self, source: GrammarSource) -> Any:
+    def _compile(self, source: GrammarSource) -> CompiledForm:
         xgrammar = library.load()
         if self._vocabulary_known is None:
             self._vocabulary_known = library.describe_vocabulary(
@@ -118,7 +119,7 @@ class GrammarCompiler:
                 f"the compiled {source.kind} has {len(reply['compiled'])} bytes; the limit is "
                 f"{self._limits.compiled_bytes}"
             )
-        return xgrammar.CompiledGrammar.deserialize_json(reply["compiled"], self._vocabulary_known)
+        return library.LibraryForm(xgrammar.CompiledGrammar.deserialize_json(reply["compiled"], self._vocabulary_known))
 
     def _start(self, source: GrammarSource) -> None:
         """Start the process; a failure says nothing about the form, so that it is tried again when it comes again."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from deepinfer.errors import DeepInferError
@@ -35,6 +36,21 @@ def load() -> Any:
             f"structured output needs xgrammar, which cannot be imported ({error}); install "
             f"deepinfer-multibackend[structured]"
         ) from error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LibraryForm:
+    """A form that the library has compiled.
+
+    Attributes:
+        compiled: its ``CompiledGrammar``.
+    """
+
+    compiled: Any
+
+    def matcher(self) -> Any:
+        """Return a matcher at the beginning of the form."""
+        return load().GrammarMatcher(self.compiled)
 
 
 def describe_vocabulary(xgrammar: Any, vocabulary: Sequence[bytes], vocab_size: int, end_ids: Sequence[int]) -> Any:

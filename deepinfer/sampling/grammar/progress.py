@@ -8,13 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer.sampling.grammar import library
 from deepinfer.sampling.grammar.library import GrammarError
+from deepinfer.sampling.grammar.matching import CompiledForm
 from deepinfer.sampling.grammar.specification import StructuredOutputs
 
 _ALL = np.int32(-1)
@@ -42,18 +41,17 @@ class GrammarProgress:
     wait for it; the computing is measured, and an answer that needs too much of it ends.
     """
 
-    def __init__(self, compiled: Any, wanted: StructuredOutputs, end_token_ids: Sequence[int]) -> None:
+    def __init__(self, form: CompiledForm, wanted: StructuredOutputs, end_token_ids: Sequence[int]) -> None:
         """Stand at the beginning of an answer.
 
         Args:
-            compiled: the grammar, from :class:`~deepinfer.sampling.grammar.compiler.GrammarCompiler`.
+            form: the compiled form.
             wanted: what the request asked for.
             end_token_ids: the model's end tokens.
         """
-        self._compiled = compiled
         self._wanted = wanted
         self._end_token_ids = frozenset(end_token_ids)
-        self._matcher = library.load().GrammarMatcher(compiled)
+        self._matcher = form.matcher()
         self._spent_s = 0.0
         self._allowed_s = ALLOWANCE_S
         self._recent: tuple[int, ...] = ()
@@ -72,7 +70,7 @@ class GrammarProgress:
     def copy(self) -> GrammarProgress:
         """Return an independent progress at the same place, for a fork of the answer."""
         twin = object.__new__(GrammarProgress)
-        twin._compiled, twin._wanted, twin._end_token_ids = self._compiled, self._wanted, self._end_token_ids
+        twin._wanted, twin._end_token_ids = self._wanted, self._end_token_ids
         twin._matcher = self._matcher.fork()
         twin._recent, twin._phase = self._recent, self._phase
         twin._spent_s, twin._allowed_s = self._spent_s, self._allowed_s

@@ -102,7 +102,7 @@ def test_a_fault_of_a_driver_ends_the_requests_of_its_rank_only(together: Togeth
 def test_a_rank_whose_books_are_torn_says_so_and_does_not_begin_anew(together: Together) -> None:
     def act(seat: Any) -> Any:
         engine = seat.engine
-        engine._is_torn = True
+        engine._books.is_torn = True
         with pytest.raises(RankFailedError, match=f"rank {seat.groups.rank}"):
             engine.step()
         return True

@@ -62,7 +62,10 @@ def lead_a_life(seed: int, steps: int, *, busy: float) -> Callable[[Any], Any]:
         while seat.groups.votes.any_rank(says_yes=engine.has_unfinished_requests()):
             engine.step()
         engine.check_invariants()
-        clock = engine._scheduler.clock.decode_step, engine.worker.balance and replace(engine.worker.balance, seconds=0)
+        clock = (
+            engine._books.scheduler.clock.decode_step,
+            engine.worker.balance and replace(engine.worker.balance, seconds=0),
+        )
         return seat.recorder.calls, kinds, clock, engine.stats()
 
     return act

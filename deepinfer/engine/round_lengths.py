@@ -1,0 +1,112 @@
+"""How many drafts the next round makes, so that drafts which do not pay are not even drafted.
+
+A round is paid for whatever is verified of it. What it costs is learnt from steps: at first every round makes all its
+drafts, then a few make none and one, and what lies between is interpolated. What a draft is worth is what the draft
+model says, put right by what became of the drafts so far.
+
+Shapes: R requests, n drafts a request.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.engine.draft_tally import DraftTally
+from deepinfer.sampling.verify_budget import CostCurve, choose_round
+
+SETTLING_STEPS = 10
+"""So many steps of a size make full rounds before anything is tried."""
+
+LEAST_TIMES = 3
+MOST_TRIES = 8
+"""A length whose time does not come in so many tries is not waited for: the device does not tell times."""
+
+NEWEST_TIMES = 5
+STEPS_PER_PROBE = 48
+"""One step in so many makes a round of another length than the best one, so that no estimate grows old."""
+
+_LEARNING_SHARE = 0.1
+
+
+@dataclass(slots=True)
+class _Size:
+    """What is known of steps with about so many requests."""
+
+    steps: int = 0
+    tries: dict[int, int] = field(default_factory=dict)
+    times: dict[int, deque[float]] = field(default_factory=dict)
+
+
+class RoundLengths:
+    """Chooses the length of each round.
+
+    Attributes:
+        drafts: n, the most.
+    """
+
+    def __init__(self, drafts: int, tally: DraftTally) -> None:
+        """Begin with nothing known; the tally counts what becomes of drafts."""
+        self.drafts = drafts
+        self._tally = tally
+        self._chances_n = np.ones(drafts)
+        self._sizes: dict[int, _Size] = {}
+        # What is tried: all, none, one.
+        self._tried = tuple(dict.fromkeys((drafts, 0, min(1, drafts))))
+
+    @property
+    def chances_n(self) -> NDArray[np.float64]:
+        """Cumulative chances of acceptance of the drafts of a round that nobody has made yet."""
+        return np.minimum.accumulate((self._chances_n * self._tally.corrections_n).clip(0.0, 1.0))
+
+    def observe(self, chances_Rn: NDArray[np.floating]) -> None:
+        """Learn from the chances of drafts that were made; what was not made has 0."""
+        for place in np.flatnonzero((chances_Rn > 0).any(0)).tolist():
+            made_R = chances_Rn[:, place]
+            mean = float(made_R[made_R > 0].mean())
+            self._chances_n[place] += _LEARNING_SHARE * (mean - self._chances_n[place])
+
+    def note(self, requests: int, drafts: int, after_s: float) -> None:
+        """Learn what judging and a round of so many drafts have taken."""
+        times = self._size(requests).times
+        times.setdefault(drafts, deque(maxlen=NEWEST_TIMES)).append(after_s)
+
+    def after(self, requests: int) -> list[float] | None:
+        """Return what judging takes together with a round of 0 to n drafts; None until that is known."""
+        times = self._size(requests).times
+        known = {drafts: median(each) for drafts, each in times.items() if len(each) >= LEAST_TIMES}
+        if any(drafts not in known for drafts in self._tried):
+            return None
+        # A round of none has no stages to pass: it says nothing about the others.
+        places = sorted(drafts for drafts in known if drafts)
+        between = np.interp(range(1, self.drafts + 1), places, [known[drafts] for drafts in places])
+        rising: list[float] = np.maximum.accumulate([known[0], *between]).tolist()
+        return rising
+
+    def choose(self, requests: int, curve: CostCurve) -> int:
+        """Return how many drafts the round of a step with so many requests makes."""
+        size = self._size(requests)
+        size.steps += 1
+        if size.steps <= SETTLING_STEPS or not self.drafts:
+            return self.drafts
+        after_s = self.after(requests)
+        if after_s is None:
+            return self._next_try(size)
+        probe, rest = divmod(size.steps, STEPS_PER_PROBE)
+        if not rest:
+            return self._tried[probe % len(self._tried)]
+        return choose_round(self.chances_n, requests, curve, after_s)
+
+    def _next_try(self, size: _Size) -> int:
+        for drafts in self._tried:
+            if len(size.times.get(drafts, ())) < LEAST_TIMES and size.tries.get(drafts, 0) < MOST_TRIES:
+                size.tries[drafts] = size.tries.get(drafts, 0) + 1
+                return drafts
+        return self.drafts
+
+    def _size(self, requests: int) -> _Size:
+        return self._sizes.setdefault((requests - 1).bit_length(), _Size())

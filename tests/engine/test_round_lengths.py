@@ -1,0 +1,150 @@
+"""How many drafts a round makes: never a number that is estimated to be worse than another, and learnt from steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from deepinfer.accelerator.ops.drafting import PLACEHOLDER, DraftDistributions
+from deepinfer.engine.draft_tally import DraftTally
+from deepinfer.engine.round_lengths import LEAST_TIMES, MOST_TRIES, SETTLING_STEPS, STEPS_PER_PROBE, RoundLengths
+from deepinfer.engine.speculation import Round
+from deepinfer.engine.step_costs import StepCosts
+from deepinfer.engine.verify_lengths import VerifyLengths
+from deepinfer.sampling.verify_budget import CostCurve, choose_drafts, choose_round
+
+FREE = CostCurve((1, 64), (1.0, 1.0), is_padded=False)
+DEAR = CostCurve((1, 64), (1.0, 64.0), is_padded=False)
+DRAFTS = 5
+
+
+def rate(drafts: int, chances_n: np.ndarray, requests: int, curve: CostCurve, after_s: Sequence[float]) -> float:
+    tokens = requests * (1 + chances_n[:drafts].sum())
+    return tokens / (curve.of(requests * (1 + drafts)) + after_s[drafts])
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_no_fixed_number_of_drafts_is_estimated_to_be_better(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    chances_n = np.cumprod(draw.random(DRAFTS))
+    requests = int(draw.integers(1, 33))
+    curve = CostCurve((1, 8, 64, 200), tuple(np.cumsum(draw.random(4) + 0.01).tolist()), is_padded=bool(seed % 2))
+    after_s = np.cumsum(draw.random(DRAFTS + 1)).tolist()
+    chosen = choose_round(chances_n, requests, curve, after_s)
+    rates = [rate(drafts, chances_n, requests, curve, after_s) for drafts in range(DRAFTS + 1)]
+    assert rates[chosen] == max(rates)
+    # What is then left out of the round makes it no worse.
+    made_Rn = np.tile(np.where(np.arange(DRAFTS) < chosen, chances_n, 0.0), (requests, 1))
+    budget = choose_drafts(made_Rn, curve, after_s[chosen], np.full(requests, chosen))
+    assert budget.tokens_per_s >= max(rates) * (1 - 1e-12)
+
+
+def test_of_equal_rounds_the_shortest_is_made() -> None:
+    assert choose_round(np.zeros(3), 4, FREE, [1.0] * 4) == 0
+
+
+def lived(rounds: RoundLengths, steps: int, curve: CostCurve, after_s: Sequence[float], requests: int = 4) -> list[int]:
+    chosen = []
+    for _ in range(steps):
+        chosen.append(rounds.choose(requests, curve))
+        rounds.note(requests, chosen[-1], after_s[chosen[-1]])
+    return chosen
+
+
+def hopeful(chance: float) -> RoundLengths:
+    rounds = RoundLengths(DRAFTS, DraftTally(DRAFTS))
+    for _ in range(100):
+        rounds.observe(np.tile(chance ** np.arange(1, DRAFTS + 1), (4, 1)))
+    return rounds
+
+
+@pytest.mark.parametrize(
+    ("chance", "curve", "after_s", "best"),
+    [
+        (0.75, FREE, [1.0] * 6, 5),
+        (0.75, DEAR, [1.0] * 6, 0),
+        (0.75, FREE, [0.1, 0.2, 0.9, 1.6, 2.3, 3.0], 1),
+        (0.05, FREE, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], 0),
+    ],
+)
+def test_rounds_settle_on_the_best_length(chance: float, curve: CostCurve, after_s: list[float], best: int) -> None:
+    chosen = lived(hopeful(chance), 120, curve, after_s)
+    assert chosen[:SETTLING_STEPS] == [DRAFTS] * SETTLING_STEPS
+    tried = chosen[SETTLING_STEPS : SETTLING_STEPS + 2 * LEAST_TIMES]
+    assert tried == [0] * LEAST_TIMES + [1] * LEAST_TIMES
+    rest = chosen[SETTLING_STEPS + 2 * LEAST_TIMES :]
+    others = [drafts for drafts in rest if drafts != best]
+    assert len(others) <= 120 // STEPS_PER_PROBE
+    assert set(others) <= {0, 1, DRAFTS}
+
+
+def test_a_device_that_becomes_another_one_is_noticed_by_probes() -> None:
+    rounds = hopeful(0.75)
+    assert lived(rounds, 60, FREE, [1.0] * 6)[-1] == DRAFTS
+    later = lived(rounds, 12 * STEPS_PER_PROBE, FREE, [0.1, 5.0, 10.0, 15.0, 20.0, 25.0])
+    assert later.count(0) > len(later) // 2
+    assert later[-1] == 0
+
+
+def test_a_device_that_tells_no_times_makes_full_rounds() -> None:
+    rounds = RoundLengths(DRAFTS, DraftTally(DRAFTS))
+    chosen = [rounds.choose(4, FREE) for _ in range(100)]
+    assert sum(drafts != DRAFTS for drafts in chosen) <= 2 * MOST_TRIES
+    assert set(chosen[-50:]) == {DRAFTS}
+
+
+def test_sizes_of_batches_are_learnt_apart() -> None:
+    rounds = hopeful(0.75)
+    lived(rounds, 60, FREE, [0.1, 5.0, 10.0, 15.0, 20.0, 25.0], requests=1)
+    assert rounds.after(1) is not None
+    assert rounds.after(32) is None
+    assert rounds.choose(32, FREE) == DRAFTS
+
+
+def test_chances_are_put_right_by_what_became_of_drafts() -> None:
+    tally = DraftTally(2)
+    rounds = RoundLengths(2, tally)
+    for _ in range(100):
+        rounds.observe(np.array([[0.8, 0.4], [0.0, 0.0]]))  # the second has no drafts
+    assert rounds.chances_n == pytest.approx([0.8, 0.4], abs=1e-3)
+    for _ in range(200):
+        tally.note(np.array([2]), np.array([0]), np.array([[0.8, 0.4]]))
+    assert rounds.chances_n.max() < 0.05
+
+
+def test_places_that_no_round_made_keep_what_was_known_of_them() -> None:
+    rounds = hopeful(0.5)
+    before = rounds.chances_n[2]
+    for _ in range(50):
+        rounds.observe(np.array([[0.9, 0.0, 0.0, 0.0, 0.0]]))
+    assert rounds.chances_n[0] == pytest.approx(0.9, abs=0.01)
+    assert rounds.chances_n[2] == before
+
+
+def test_a_step_planned_ahead_counts_with_the_round_that_is_being_made() -> None:
+    """The host has read the chances of the round before, which may have been shorter, or longer."""
+    rows_R, most_R = np.arange(2), np.full(2, DRAFTS)
+    read_Rn = np.zeros((2, DRAFTS))
+    lengths = VerifyLengths(StepCosts(FREE), lambda rows_R, epoch_R: read_Rn, hopeful(0.75))
+    lengths.learn_chances_from(lambda rows_R, epoch_R: read_Rn)
+    lengths._read_drafts, lengths.round_drafts = 5, 0
+    read_Rn[:] = 0.5
+    assert lengths.choose(rows_R, rows_R, most_R).tolist() == [0, 0]
+    read_Rn[:] = 0.0
+    lengths._read_drafts, lengths.round_drafts = 0, 3
+    assert lengths.choose(rows_R, rows_R, most_R).tolist() == [3, 3]
+
+
+def test_a_short_round_leaves_placeholders() -> None:
+    ids_RnK = torch.arange(12).view(1, 3, 4)
+    kept = DraftDistributions(ids_RnK, ids_RnK + 1, torch.ones(1, 3, dtype=torch.int64))
+    made = Round(torch.tensor([[7, 8, 9]]), torch.tensor([[0.9, 0.8, 0.7]]), kept).padded(2, 5)
+    assert made.token_ids_Rn.tolist() == [[7, 8, *[PLACEHOLDER] * 3]]
+    assert made.chances_Rn.tolist() == [[*torch.tensor([0.9, 0.8]).tolist(), 0, 0, 0]]
+    assert made.distributions is not None
+    assert made.distributions.ids_RnK[0, 2:].unique().tolist() == [-1]
+    assert made.distributions.sums_Rn.tolist() == [[1, 1, 0, 0, 0]]
+    assert made.distributions.weights_RnK.shape == (1, 5, 4)
