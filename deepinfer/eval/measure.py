@@ -2,58 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 
 from deepinfer.errors import ArgumentError
 from deepinfer.eval.items import PERPLEXITY_TASK, EvalItem
+from deepinfer.eval.report import EvalReport, RowResult
 from deepinfer.llm import LLM
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.tokenizer import Tokenizer
 
 _SPARE_TOKENS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class RowResult:
-    """One task at one distance.
-
-    Attributes:
-        task: what was asked.
-        distance: about how many tokens back the answer stood; 0 where it did not.
-        items: how many were asked.
-        exact_match: share of answers that were right to the character and ended by themselves; None for running text.
-        perplexity: of the answers behind the prompts; None for questions.
-    """
-
-    task: str
-    distance: int
-    items: int
-    exact_match: float | None
-    perplexity: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class EvalReport:
-    """What was measured, and on what.
-
-    Attributes:
-        settings: driver, numerics and whatever else the caller wants to keep beside the results.
-        results: one entry per task and distance.
-    """
-
-    settings: dict[str, object]
-    results: tuple[RowResult, ...]
-
-    def save(self, file: Path) -> None:
-        """Write the report as JSON."""
-        text = json.dumps({"settings": self.settings, "results": [asdict(row) for row in self.results]}, indent=2)
-        file.write_text(text + "\n", encoding="utf-8")
 
 
 def evaluate(
