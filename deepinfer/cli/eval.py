@@ -40,6 +40,14 @@ def evaluate(
     internals: Annotated[
         bool, typer.Option("--internals/--no-internals", help="Show acceptance, attention shares and expert load too.")
     ] = True,
+    save_loads: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json",
+            dir_okay=False,
+            help="Write expert loads, for `deepinfer bench balance --recorded`.",
+        ),
+    ] = None,
     save_result: Annotated[
         Path | None, typer.Option(metavar="FILE.json", dir_okay=False, help="Write settings and results.")
     ] = None,
@@ -50,9 +58,13 @@ def evaluate(
     was part of its training, facts and phrases aside.
     """
     ctx.obj.start()
-    if save_result is not None and not save_result.absolute().parent.is_dir():
-        problem = f"--save-result {str(save_result)!r}: there is no directory {str(save_result.absolute().parent)!r}"
-        raise ArgumentError("deepinfer eval", [problem])
+    problems = [
+        f"{name} {str(file)!r}: there is no directory {str(file.absolute().parent)!r}"
+        for name, file in (("--save-result", save_result), ("--save-loads", save_loads))
+        if file is not None and not file.absolute().parent.is_dir()
+    ]
+    if problems:
+        raise ArgumentError("deepinfer eval", problems)
     from tqdm import tqdm
 
     from deepinfer.engine.options import EngineOptions
@@ -81,6 +93,8 @@ def evaluate(
             print(show.table(headers, rows))
     if save_result is not None:
         report.save(save_result)
+    if save_loads is not None:
+        save_loads.write_text(show.line_json({"counts": watching.loads()}) + "\n", encoding="utf-8")
 
 
 def _result_rows(report: EvalReport) -> list[tuple[str, ...]]:

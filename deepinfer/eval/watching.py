@@ -71,6 +71,7 @@ class WatchingDriver(WrappedDriver):
         self._long_range = long_range
         self._masses: dict[int, Tensor] = {}
         self._chosen: dict[int, Tensor] = {}
+        self._steps: list[list[Tensor]] = []
         # Held, so that an address cannot become another weight's.
         self._weights: list[Tensor] = []
 
@@ -91,6 +92,12 @@ class WatchingDriver(WrappedDriver):
     def experts(self) -> tuple[ExpertLoad, ...]:
         """Return how often experts were chosen so far, layer by layer."""
         return tuple(ExpertLoad(layer, tuple(rows.tolist())) for layer, rows in enumerate(self._chosen.values()))
+
+    def loads(self) -> list[list[list[int]]]:
+        """Return how often each expert was chosen, nested as steps, layers, experts; draft stages are left out."""
+        layers = [len(rows) for rows in self._chosen.values()]
+        alike = layers.count(layers[0]) if layers else 0
+        return [[rows.tolist() for rows in step[:alike]] for step in self._steps]
 
     def _watched_attention(self, function: OpFunction, options: OpOptions) -> OpFunction:
         codec = self._inner.op_groups(options)["codec"]
@@ -129,6 +136,9 @@ class WatchingDriver(WrappedDriver):
             chosen = torch.bincount(experts, minlength=len(router.bias_E))
             held = self._tally(self._chosen, router.bias_E, chosen)
             held += chosen
+            if held is next(iter(self._chosen.values())):  # the first layer begins a step
+                self._steps.append([])
+            self._steps[-1].append(chosen)
             return routing
 
         return route

@@ -75,6 +75,8 @@ def test_the_load_counts_every_choice_of_a_valid_row() -> None:
     loads = watching.experts()
     assert [sum(each.rows) for each in loads] == [2 * len(PROMPT)] * 7
     assert all(len(each.rows) == 8 and each.busiest_to_mean >= 1 for each in loads)
+    (step,) = watching.loads()
+    assert step == [list(each.rows) for each in loads]
     assert ExpertLoad(0, (3, 1, 0, 0)).busiest_to_mean == 3.0
     assert ExpertLoad(0, (0, 0)).busiest_to_mean == 0.0
 
