@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +24,7 @@ from deepinfer_conformance.drivers import Calls, Fault, FaultKind, FaultyDriver,
 from deepinfer_cpu_ref import Driver as ReferenceDriver
 
 GREEDY = SamplingParams(temperature=0, max_tokens=3)
+VOCABULARY = 1376  # of the packaged model
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -62,7 +65,7 @@ def says(*ids: int, **params: Any) -> SamplingParams:
 
 def test_the_packaged_model_answers_on_the_reference_driver() -> None:
     llm = make(ReferenceDriver())
-    (output,) = llm.generate("Once upon a time", GREEDY, use_tqdm=False)
+    (output,) = llm.generate("Once upon a time", replace(GREEDY, ignore_eos=True), use_tqdm=False)
     assert isinstance(output, RequestOutput)
     assert output.prompt == "Once upon a time"
     assert output.prompt_token_ids == tuple(llm.engine.tokenizer.encode("Once upon a time"))
@@ -75,7 +78,7 @@ def test_the_packaged_model_answers_on_the_reference_driver() -> None:
 
 
 def test_results_come_in_the_order_of_the_prompts_one_each_refused_ones_included(llm) -> None:
-    prompts = [[5] * 9, "", [600], "a text", [], [7], [5] * 5000, "x" * 40]
+    prompts = [[5] * 9, "", [6000], "a text", [], [7], [5] * 5000, "x" * 40]
     params = [says(*range(20, 20 + count)) for count in (6, 1, 1, 2, 1, 5, 1, 3)]
     outputs = llm.generate(prompts, params, use_tqdm=False)
     assert [output.outputs[0].finish_reason for output in outputs] == [
@@ -170,8 +173,10 @@ def test_a_lone_surrogate_is_the_tokenizers_error_and_names_its_prompt(llm) -> N
 
 
 def test_text_without_a_tokenizer_is_refused_by_prompt(tmp_path) -> None:
-    for name in ("config.json", "model.safetensors"):
-        (tmp_path / name).symlink_to(packaged_model_path() / name)
+    (tmp_path / "model.safetensors").symlink_to(packaged_model_path() / "model.safetensors")
+    config = json.loads((packaged_model_path() / "config.json").read_text(encoding="utf-8"))
+    config["text_config"]["engram_compressed_vocab_size"] = VOCABULARY  # so that no map is read from a tokenizer
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     engine = build_engine_on(NullDriver(), tmp_path, EngineOptions(num_blocks=8), Settings())
     llm = LLM.from_engine(engine)
     with pytest.raises(ArgumentError, match=r"prompt 1 is text, but the model has no tokenizer\.json"):
@@ -361,9 +366,9 @@ def test_a_bar_that_cannot_be_drawn_leaves_nothing_queued(llm, monkeypatch) -> N
 
 
 def test_logits_of_the_face_are_those_of_the_engine(llm) -> None:
-    assert llm.logits([5, 6, 7]).shape == (3, 512)
-    with pytest.raises(ArgumentError, match="512"):
-        llm.logits([512])
+    assert llm.logits([5, 6, 7]).shape == (3, VOCABULARY)
+    with pytest.raises(ArgumentError, match=str(VOCABULARY)):
+        llm.logits([VOCABULARY])
     with pytest.raises(ArgumentError, match="flags"):
         llm.logits([5], [True, False])
     assert clean(llm)

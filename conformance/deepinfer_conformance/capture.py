@@ -9,26 +9,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
 import torch
 
-from deepinfer.accelerator import (
-    OP_GROUPS,
-    AcceleratorDriver,
-    Availability,
-    Capabilities,
-    Collectives,
-    LinearShape,
-    MemoryInfo,
-    OpOptions,
-    PreparedWeight,
-    RankPlace,
-    Repeatability,
-)
-from deepinfer.accelerator.ops import OpGroup
+from deepinfer.accelerator import AcceleratorDriver, OpOptions, PreparedWeight
+from deepinfer.accelerator.wrapped import OpFunction, WrappedDriver
 from deepinfer.errors import ArgumentError
 from deepinfer_conformance.bench import parameters_of
 from deepinfer_conformance.data.call import OpCall, Recipe, mapped, tensors
@@ -53,12 +40,10 @@ def folder_problems(folder: Path) -> list[str]:
     return []
 
 
-class CapturingDriver(AcceleratorDriver):
+class CapturingDriver(WrappedDriver):
     """Another driver whose calls are written to a folder. It carries the wrapped driver's name for the plan."""
 
     name: ClassVar[str] = "capturing"
-    interface_version: ClassVar[tuple[int, int]] = (1, 1)
-    version: ClassVar[str] = "1.0"
 
     def __init__(
         self,
@@ -76,7 +61,7 @@ class CapturingDriver(AcceleratorDriver):
         problems = folder_problems(folder)
         if problems:
             raise ArgumentError("capture", problems)
-        self._inner = inner
+        super().__init__(inner)
         self._folder = folder
         self._per_op = per_op
         self._limit_bytes = limit_bytes
@@ -86,11 +71,6 @@ class CapturingDriver(AcceleratorDriver):
         self._written_bytes = 0
         self._too_large: dict[str, int] = {}
         folder.mkdir(parents=True, exist_ok=True)
-
-    @classmethod
-    def availability(cls) -> Availability:
-        """Available where the wrapped driver is; the caller has asked it."""
-        return Availability(device_name="behind a capture")
 
     @property
     def written(self) -> int:
@@ -110,64 +90,17 @@ class CapturingDriver(AcceleratorDriver):
             f"{self._limit_bytes:,} bytes ({ops})"
         )
 
-    @property
-    def device(self) -> torch.device:
-        """The wrapped driver's."""
-        return self._inner.device
-
-    def memory(self) -> MemoryInfo:
-        """Return the wrapped driver's."""
-        return self._inner.memory()
-
-    def capabilities(self) -> Capabilities:
-        """Return the wrapped driver's."""
-        return self._inner.capabilities()
-
-    def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Allocate as the wrapped driver does."""
-        return self._inner.allocate(shape, dtype)
-
-    def synchronize(self) -> None:
-        """Wait as the wrapped driver does."""
-        self._inner.synchronize()
-
-    def collectives(self, world_size: int) -> Collectives:
-        """Return the wrapped driver's."""
-        return self._inner.collectives(world_size)
-
-    def join_group(self, place: RankPlace) -> Collectives:
-        """Join as the wrapped driver does."""
-        return self._inner.join_group(place)
-
-    def set_determinism(self, level: Repeatability, shapes: Sequence[LinearShape]) -> None:
-        """Let the wrapped driver prove it."""
-        self._inner.set_determinism(level, shapes)
-
-    def op_groups(self, options: OpOptions) -> Mapping[str, OpGroup]:
-        """Return the wrapped driver's groups with a recorder before every op."""
-        groups = self._inner.op_groups(options)
-        return {
-            each.group: self._recorded(each, groups[each.group], options) for each in OP_GROUPS if each.group in groups
-        }
-
-    def _recorded(self, contract: type[OpGroup], group: OpGroup, options: OpOptions) -> OpGroup:
-        members: dict[str, object] = {}
-        for name in type(group).implemented():
-            op = f"{contract.group}.{name}"
-            members[name] = staticmethod(self._recorder(op, getattr(group, name), options))
-        recorded: OpGroup = type(f"Captured{contract.__name__}", (contract,), members)()
-        return recorded
-
-    def _recorder(self, op: str, function: Callable[..., object], options: OpOptions) -> Callable[..., object]:
-        names = parameters_of(op)
+    def around(self, identifier: str, function: OpFunction, options: OpOptions) -> OpFunction:
+        """Return the op with a recorder before it."""
+        names = parameters_of(identifier)
 
         def call(*args: object, **keywords: object) -> object:
             arguments = {**dict(zip(names, args, strict=False)), **keywords}
-            self._keep(OpCall(op, arguments), options)
+            self._keep(OpCall(identifier, arguments), options)
             result = function(*args, **keywords)
             if isinstance(result, PreparedWeight):
                 # Held, so that its address cannot become another weight's.
-                self._recipes[id(result)] = (result, Recipe(op, arguments))
+                self._recipes[id(result)] = (result, Recipe(identifier, arguments))
             return result
 
         return call

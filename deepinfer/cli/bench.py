@@ -16,6 +16,7 @@ from deepinfer.errors import ArgumentError
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+    from deepinfer.bench.balance import BalanceResult
     from deepinfer.bench.report import BenchReport
     from deepinfer.bench.serving import LatencyResult, ThroughputResult
     from deepinfer.model.checkpoint import Progress
@@ -124,15 +125,27 @@ def balance(
     experts: Annotated[int, typer.Option(help="Experts of a layer.")] = 384,
     ranks: Annotated[int, typer.Option(help="Ranks that share the experts.")] = 64,
     slots: Annotated[int, typer.Option(help="Expert slots of a rank.")] = 7,
+    recorded: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="LOADS.json",
+            exists=True,
+            dir_okay=False,
+            help="Loads that `deepinfer eval --save-loads` has written, instead of made-up ones; its windows judge.",
+        ),
+    ] = None,
     seed: _Seed = 0,
     save_result: _SaveResult = None,
 ) -> None:
     """Compare the policies that place experts on ranks.
 
-    Each plans from one window of made-up load and is judged on the next. No device is used.
+    Each plans from one window of made-up or recorded load and is judged on the next. No device is used.
     """
     ctx.obj.start()
     problems = _file_problems(save_result)
+    if recorded is not None:
+        _recorded_balance(recorded, ranks, slots, problems, save_result)
+        return
     shares = _shares("--drifts", drifts, problems)
     from deepinfer.bench.balance import BalanceSettings, run_balance
     from deepinfer.bench.balance_loads import DEFAULT_LOADS
@@ -154,10 +167,32 @@ def balance(
     )
     with _bar(settings.cases) as bar:
         report = run_balance(settings, tick=bar.update)
+    print(
+        f"{layers} layers x {experts} experts on {ranks} ranks x {slots} slots, windows of {settings.steps} steps; "
+        f"busiest over mean rank, {continuations} next windows"
+    )
+    _finish(report, _balance_table(report.results), save_result)
+
+
+def _recorded_balance(file: Path, ranks: int, slots: int, problems: list[str], save_result: Path | None) -> None:
+    from deepinfer.bench.balance_recorded import RecordedSettings, run_recorded
+    from deepinfer.parallel.policies import POLICY_NAMES
+
+    settings = _checked("deepinfer bench balance", problems, lambda: RecordedSettings(file, ranks, slots))
+    with _bar(len(POLICY_NAMES)) as bar:
+        report = run_recorded(settings, tick=bar.update)
+    print(
+        f"{file} on {ranks} ranks x {slots} slots, windows of {settings.steps} steps, each judged on the one after it; "
+        "busiest over mean rank"
+    )
+    _finish(report, _balance_table(report.results), save_result)
+
+
+def _balance_table(results: Sequence[BalanceResult]) -> str:
     rows = [
         (
             result.load,
-            "no chance" if result.drift is None else f"{result.drift:g}",
+            ("-" if result.load == "recorded" else "no chance") if result.drift is None else f"{result.drift:g}",
             result.policy,
             f"{result.planning_ratio:.4f}",
             f"{result.next_ratio:.4f}",
@@ -166,14 +201,10 @@ def balance(
             show.binary_size(result.bytes),
             f"{result.seconds * 1e3:.0f}",
         )
-        for result in report.results
+        for result in results
     ]
     header = ("load", "drift", "policy", "this window", "next window", "over greedy", "moved/layer", "bytes", "CPU ms")
-    print(
-        f"{layers} layers x {experts} experts on {ranks} ranks x {slots} slots, windows of {settings.steps} steps; "
-        f"busiest over mean rank, {continuations} next windows"
-    )
-    _finish(report, show.table(header, rows), save_result)
+    return show.table(header, rows)
 
 
 def ranks(

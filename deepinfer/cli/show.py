@@ -46,3 +46,8 @@ def binary_size(num_bytes: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} GiB"
+
+
+def percent(share: float) -> str:
+    """Return a share as per cent with one decimal."""
+    return f"{100 * share:.1f} %"

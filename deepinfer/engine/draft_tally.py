@@ -1,15 +1,34 @@
 """What became of drafts, place by place, beside what the draft model expected.
 
-Shapes: R requests, n drafts a request.
+Shapes: R requests, n drafts a request, B ranges of chances.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 _PRIOR = 4.0
 """So many drafts that came true as expected are assumed beforehand."""
+
+CHANCE_RANGES = 10
+"""Equal ranges of chances for which expected and real acceptance are counted apart."""
+
+
+class ChanceRange(NamedTuple):
+    """Verified drafts whose chances lay in one range.
+
+    Attributes:
+        verified: how many.
+        expected: the sum of their chances.
+        accepted: how many were accepted.
+    """
+
+    verified: int
+    expected: float
+    accepted: int
 
 
 class DraftTally:
@@ -24,6 +43,7 @@ class DraftTally:
         self.verified_n = np.zeros(drafts, np.int64)
         self.accepted_n = np.zeros(drafts, np.int64)
         self._expected_n = np.zeros(drafts)
+        self._ranges_B3 = np.zeros((CHANCE_RANGES, len(ChanceRange._fields)))
 
     def note(
         self, verified_R: NDArray[np.integer], accepted_R: NDArray[np.integer], chances_Rn: NDArray[np.floating]
@@ -37,9 +57,19 @@ class DraftTally:
         """
         places_n = np.arange(len(self.verified_n))
         is_verified_Rn = places_n < verified_R[:, None]
+        is_accepted_Rn = is_verified_Rn & (places_n < accepted_R[:, None])
         self.verified_n += is_verified_Rn.sum(0)
-        self.accepted_n += (is_verified_Rn & (places_n < accepted_R[:, None])).sum(0)
+        self.accepted_n += is_accepted_Rn.sum(0)
         self._expected_n += np.where(is_verified_Rn, chances_Rn, 0.0).sum(0)
+        chances = chances_Rn[is_verified_Rn]
+        counted = np.stack((np.ones_like(chances), chances, is_accepted_Rn[is_verified_Rn]), -1)
+        ranges = np.clip((chances * CHANCE_RANGES).astype(np.int64), 0, CHANCE_RANGES - 1)
+        np.add.at(self._ranges_B3, ranges, counted)
+
+    @property
+    def chance_ranges(self) -> tuple[ChanceRange, ...]:
+        """Verified drafts by the range of their chance, [0, 0.1) first and [0.9, 1] last."""
+        return tuple(ChanceRange(int(row[0]), float(row[1]), int(row[2])) for row in self._ranges_B3)
 
     @property
     def corrections_n(self) -> NDArray[np.float64]:

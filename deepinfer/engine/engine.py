@@ -282,6 +282,7 @@ class Engine:
             verified_by_place=counts.verified_by_place,
             accepted_by_place=counts.accepted_by_place,
             confidence_error=counts.confidence_error,
+            chance_ranges=counts.chance_ranges,
         )
 
     # ------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from deepinfer.engine.draft_tally import ChanceRange
 from deepinfer.engine.growing import GrowingField
 from deepinfer.scheduling.step import ScheduledStep
 
@@ -202,6 +203,7 @@ class EngineStats:
         accepted_by_place: how many of them were accepted, which takes that all before them were.
         confidence_error: how far the chances that the draft model gave lie from what was accepted: the distance at each
             place, summed, as a share of the verified drafts.
+        chance_ranges: the verified drafts by the chance that the draft model gave them, ten equal ranges from 0 on.
     """
 
     free_blocks: int
@@ -222,3 +224,4 @@ class EngineStats:
     verified_by_place: tuple[int, ...] = ()
     accepted_by_place: tuple[int, ...] = ()
     confidence_error: float = 0.0
+    chance_ranges: tuple[ChanceRange, ...] = ()

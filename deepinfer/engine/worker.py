@@ -16,7 +16,7 @@ from deepinfer.accelerator import AcceleratorDriver, Ops
 from deepinfer.accelerator.batch import StepLayout
 from deepinfer.cache.pools import CachePools
 from deepinfer.engine.continuation import Continuation
-from deepinfer.engine.draft_tally import DraftTally
+from deepinfer.engine.draft_tally import ChanceRange, DraftTally
 from deepinfer.engine.graphs.decode_steps import DecodeInputs, DecodeSteps
 from deepinfer.engine.handing_out import HandedOut, hand_out, with_drafts
 from deepinfer.engine.options import EngineOptions
@@ -124,6 +124,7 @@ class WorkerCounts:
     verified_by_place: tuple[int, ...] = ()
     accepted_by_place: tuple[int, ...] = ()
     confidence_error: float = 0.0
+    chance_ranges: tuple[ChanceRange, ...] = ()
 
 
 class Worker:
@@ -194,6 +195,7 @@ class Worker:
             verified_by_place=tuple(self.tally.verified_n.tolist()),
             accepted_by_place=tuple(self.tally.accepted_n.tolist()),
             confidence_error=self.tally.confidence_error,
+            chance_ranges=self.tally.chance_ranges,
         )
 
     def trial_run(self, inputs: DecodeInputs) -> None:

@@ -2,58 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 
 from deepinfer.errors import ArgumentError
 from deepinfer.eval.items import PERPLEXITY_TASK, EvalItem
+from deepinfer.eval.report import EvalReport, RowResult
 from deepinfer.llm import LLM
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.tokenizer import Tokenizer
 
 _SPARE_TOKENS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class RowResult:
-    """One task at one distance.
-
-    Attributes:
-        task: what was asked.
-        distance: about how many tokens back the answer stood; 0 where it did not.
-        items: how many were asked.
-        exact_match: share of answers that were right to the character and ended by themselves; None for running text.
-        perplexity: of the answers behind the prompts; None for questions.
-    """
-
-    task: str
-    distance: int
-    items: int
-    exact_match: float | None
-    perplexity: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class EvalReport:
-    """What was measured, and on what.
-
-    Attributes:
-        settings: driver, numerics and whatever else the caller wants to keep beside the results.
-        results: one entry per task and distance.
-    """
-
-    settings: dict[str, object]
-    results: tuple[RowResult, ...]
-
-    def save(self, file: Path) -> None:
-        """Write the report as JSON."""
-        text = json.dumps({"settings": self.settings, "results": [asdict(row) for row in self.results]}, indent=2)
-        file.write_text(text + "\n", encoding="utf-8")
 
 
 def evaluate(
@@ -73,9 +34,7 @@ def evaluate(
     Raises:
         ArgumentError: if the model has no tokenizer.
     """
-    tokenizer = llm.get_tokenizer()
-    if tokenizer is None:
-        raise ArgumentError("evaluation", ["the model has no tokenizer.json; items are text"])
+    tokenizer = _tokenizer(llm)
     rows: dict[tuple[str, int], list[EvalItem]] = {}
     for item in items:
         rows.setdefault((item.task, item.distance), []).append(item)
@@ -84,21 +43,34 @@ def evaluate(
         if task == PERPLEXITY_TASK:
             results.append(RowResult(task, distance, len(group), None, _perplexity(llm, tokenizer, group)))
         else:
-            right = _right_answers(llm, tokenizer, group)
-            results.append(RowResult(task, distance, len(group), right / len(group), None))
+            right = right_answers(llm, group)
+            results.append(RowResult(task, distance, len(group), sum(right) / len(group), None))
         tick(len(group))
     return EvalReport(settings or {}, tuple(results))
 
 
-def _right_answers(llm: LLM, tokenizer: Tokenizer, items: Sequence[EvalItem]) -> int:
+def right_answers(llm: LLM, items: Sequence[EvalItem]) -> list[bool]:
+    """Ask items greedily and say of each whether the answer was right to the character and ended by itself.
+
+    Raises:
+        ArgumentError: if the model has no tokenizer.
+    """
+    tokenizer = _tokenizer(llm)
     params = [
         SamplingParams(temperature=0.0, max_tokens=len(tokenizer.encode(item.answer)) + _SPARE_TOKENS) for item in items
     ]
     outputs = llm.generate([item.prompt for item in items], params, use_tqdm=False)
-    return sum(
+    return [
         output.outputs[0].text == item.answer and output.outputs[0].finish_reason == "stop"
         for output, item in zip(outputs, items, strict=True)
-    )
+    ]
+
+
+def _tokenizer(llm: LLM) -> Tokenizer:
+    tokenizer = llm.get_tokenizer()
+    if tokenizer is None:
+        raise ArgumentError("evaluation", ["the model has no tokenizer.json; items are text"])
+    return tokenizer
 
 
 def _perplexity(llm: LLM, tokenizer: Tokenizer, items: Sequence[EvalItem]) -> float:

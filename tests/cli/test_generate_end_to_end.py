@@ -15,13 +15,14 @@ GREEDY = ("--accelerator", "cpu_ref", "--temperature", "0", "--max-tokens", "4")
 
 
 def test_every_way_of_writing_shows_the_same_tokens(run: Run) -> None:
-    lines = run("generate", "Why is the sky blue?", "And the sea?", *GREEDY, "--json").out.splitlines()
+    lines = run("generate", "Why is the sky blue?", "Why does ice float?", *GREEDY, "--json").out.splitlines()
     first, second = (json.loads(line) for line in lines)
     assert (first["request_id"], second["request_id"]) == ("0", "1")
     for record in (first, second):
         (answer,) = record["outputs"]
         assert answer["finish_reason"] == "length"
         assert len(answer["token_ids"]) == 4
+    assert first["outputs"][0]["text"] == " Because air scatters blue"
     whole = run("generate", "Why is the sky blue?", *GREEDY)
     streamed = run("generate", "Why is the sky blue?", *GREEDY, "--stream")
     assert whole.status == streamed.status == 0
@@ -38,7 +39,7 @@ def test_progress_and_log_go_to_standard_error(run: Run) -> None:
 
 
 def test_an_id_outside_the_vocabulary_fails_only_its_own_request(run: Run) -> None:
-    ran = run("generate", "fine", "--prompt-ids", "1,999999", *GREEDY, "--json")
+    ran = run("generate", "Why is the sky blue?", "--prompt-ids", "1,999999", *GREEDY, "--json")
     assert ran.status == 1
     fine, refused = (json.loads(line)["outputs"][0] for line in ran.out.splitlines())
     assert fine["finish_reason"] == "length"

@@ -1,7 +1,7 @@
 """Drafts through the whole engine, on the packaged model: what is emitted, listed and ended is that of plain decoding.
 
-The packaged model's weights are random, so its drafts are hardly ever right. Where accepted drafts are wanted, the
-rounds are computed as ever, and then a script takes their place: the plain run's tokens, with every fifth one wrong.
+Most prompts are no text of its world, so that it is asked to ignore its stop token. Where accepted drafts are wanted,
+the rounds are computed as ever, and then a script takes their place: the plain run's tokens, every fifth one wrong.
 
 Reported faults: 5, 14, 29, 30, 35, 62.
 """
@@ -44,7 +44,7 @@ Drafts = Mapping[str, Sequence[int]]
 class Script:
     """Replaces the drafts of every round."""
 
-    def __init__(self, tokens: Drafts, *, wrong_one_in: int = 5, vocab_size: int = 512) -> None:
+    def __init__(self, tokens: Drafts, *, wrong_one_in: int = 5, vocab_size: int = 1376) -> None:
         self.tokens = tokens
         self.wrong_one_in = wrong_one_in
         self.vocab_size = vocab_size
@@ -117,7 +117,10 @@ def shown(records: Sequence[RequestOutput]) -> list[Any]:
 
 
 def mixed() -> list[SamplingParams]:
-    return [SamplingParams(max_tokens=MOST_TOKENS - number % 3, **values) for number, values in enumerate(MIX)]
+    return [
+        SamplingParams(max_tokens=MOST_TOKENS - number % 3, ignore_eos="min_tokens" not in values, **values)
+        for number, values in enumerate(MIX)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +176,10 @@ def test_the_models_own_drafts_change_nothing_in_coupled_verification(plain) -> 
     assert llm.engine.stats().drafted_tokens > 0
 
 
-GREEDY = [SamplingParams(temperature=0, max_tokens=8, logprobs=2, presence_penalty=value) for value in (0, 0.5, 1)]
+GREEDY = [
+    SamplingParams(temperature=0, max_tokens=8, logprobs=2, presence_penalty=value, ignore_eos=True)
+    for value in (0, 0.5, 1)
+]
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +193,8 @@ def test_standard_drafts_change_nothing_at_temperature_0(greedy, script, is_scri
         script(tokens_of(greedy))
     records, llm = ask(PROMPTS[:3], GREEDY, num_speculative_tokens=4, **ROOMY)
     assert shown(records) == shown(greedy)
-    assert (llm.engine.stats().accepted_tokens > 0) is is_scripted
+    stats = llm.engine.stats()
+    assert is_scripted <= stats.accepted_tokens < stats.drafted_tokens
 
 
 def test_a_drafted_token_takes_no_step_of_its_own(greedy, script) -> None:
@@ -220,7 +227,9 @@ def test_stops_inside_a_run_end_everything_at_once(greedy, script, nth: int, is_
     word = tokenizer.decode(tokens[nth : nth + 1])
     ways: list[dict[str, Any]] = [{"stop_token_ids": (tokens[nth],)}, {"stop": (word,)}]
     ways += [{"stop": (word,), "include_stop_str_in_output": True}, {"max_tokens": nth + 1}]
-    params = [SamplingParams(**{"temperature": 0, "max_tokens": 8, "logprobs": 2, **way}) for way in ways]
+    params = [
+        SamplingParams(**{"temperature": 0, "max_tokens": 8, "logprobs": 2, "ignore_eos": True, **way}) for way in ways
+    ]
     expected, _ = ask([PROMPTS[0]] * len(ways), params, **ROOMY)
     script(dict.fromkeys(map(str, range(len(ways))), tokens), wrong_one_in=10**9)
     options = {"num_speculative_tokens": 5, "async_scheduling": is_ahead, **ROOMY}
@@ -241,7 +250,7 @@ def test_the_context_limit_cuts_drafts_and_answers_as_without_them(
     """Fault 5."""
     sizes = {**ROOMY, "max_model_len": 32}
     prompts = [[7 + length] * length for length in (26, 29, 31, 32)]
-    params = [SamplingParams(temperature=0, max_tokens=90, logprobs=1) for _ in prompts]
+    params = [SamplingParams(temperature=0, max_tokens=90, logprobs=1, ignore_eos=True) for _ in prompts]
     expected, _ = ask(prompts, params, **sizes)
     script(tokens_of(expected))
     options = {"num_speculative_tokens": 5, "verification": verification, "async_scheduling": is_ahead, **sizes}
@@ -259,8 +268,8 @@ def lives(
         script(tokens)
     llm = LLM(num_speculative_tokens=drafts, verification="coupled", async_scheduling=is_ahead, **ROOMY)
     engine = llm.engine
-    engine.add_request("parent", [5, 6, 7, 8, 9], SamplingParams(seed=1, max_tokens=12, logprobs=1))
-    engine.add_request("gone", [9] * 7, SamplingParams(seed=2, max_tokens=30))
+    engine.add_request("parent", [5, 6, 7, 8, 9], SamplingParams(seed=1, max_tokens=12, logprobs=1, ignore_eos=True))
+    engine.add_request("gone", [9] * 7, SamplingParams(seed=2, max_tokens=30, ignore_eos=True))
     last: dict[str, RequestOutput] = {}
     forked = False
     while engine.has_unfinished_requests():
@@ -271,7 +280,9 @@ def lives(
         if not forked and parent is not None and len(parent.outputs[0].token_ids) >= 2:
             made = len(parent.outputs[0].token_ids)
             engine.abort_request("gone")
-            engine.fork_request("parent", "child", SamplingParams(seed=1, max_tokens=13 - made, logprobs=1))
+            engine.fork_request(
+                "parent", "child", SamplingParams(seed=1, max_tokens=13 - made, logprobs=1, ignore_eos=True)
+            )
             forked = True
             yield "made", made
     assert engine.stats().free_blocks == engine.stats().usable_blocks
@@ -297,13 +308,13 @@ def test_forks_and_aborts_between_steps_leave_no_draft_behind(script, is_ahead: 
 def test_a_slot_that_changed_hands_holds_no_drafts() -> None:
     """Fault 29: the fork gets the slot, not the drafts, of a request that is gone; its first step gives one token."""
     engine = LLM(num_speculative_tokens=3, num_state_slots=3, async_scheduling=False, **ROOMY).engine
-    engine.add_request("parent", [5, 6, 7], SamplingParams(temperature=0, max_tokens=30))
-    engine.add_request("gone", [9] * 7, SamplingParams(temperature=0, max_tokens=30))
+    engine.add_request("parent", [5, 6, 7], SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))
+    engine.add_request("gone", [9] * 7, SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))
     engine.step()
     engine.step()
     assert engine.stats().drafted_tokens == 6
     engine.abort_request("gone")
-    engine.fork_request("parent", "child", SamplingParams(temperature=0, max_tokens=30))
+    engine.fork_request("parent", "child", SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))
     records = {record.request_id: record for record in engine.step()}
     assert engine.stats().drafted_tokens == 9  # the parent's
     assert len(records["child"].outputs[0].token_ids) == 1
@@ -326,8 +337,8 @@ def test_an_interrupted_engine_begins_again_without_drafts(script, greedy) -> No
 
 
 def test_a_truncated_prompt_is_drafted_for_as_it_is_decoded(script) -> None:
-    sizes = {**ROOMY, "truncated_prefill": "compact", "truncated_prefill_keep_tokens": 22}
-    params = [SamplingParams(temperature=1, seed=4, max_tokens=6, logprobs=1)]
+    sizes = {**ROOMY, "truncated_prefill": "compact", "truncated_prefill_keep_tokens": 40}
+    params = [SamplingParams(temperature=1, seed=4, max_tokens=6, logprobs=1, ignore_eos=True)]
     expected, _ = ask([[8, 9, 10] * 20], params, **sizes)
     options = {"num_speculative_tokens": 3, "verification": "coupled", **sizes}
     assert shown(ask([[8, 9, 10] * 20], params, **options)[0]) == shown(expected)
@@ -338,7 +349,7 @@ def test_a_truncated_prompt_is_drafted_for_as_it_is_decoded(script) -> None:
 def test_a_row_without_a_token_ends_the_run_before_it(greedy) -> None:
     llm = LLM(num_speculative_tokens=3, async_scheduling=False, **ROOMY)
     engine = llm.engine
-    engine.add_request("a", [5, 6, 7], SamplingParams(temperature=0, max_tokens=9))
+    engine.add_request("a", [5, 6, 7], SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
     engine.step()
     worker = engine._loop.worker
     run = worker.run

@@ -154,6 +154,13 @@ def test_what_was_expected_of_drafts_is_compared_with_what_became_of_them() -> N
     assert tally.accepted_n.tolist() == [3, 2, 1]
 
 
+def test_verified_drafts_are_counted_by_the_range_of_their_chance() -> None:
+    tally = DraftTally(2)
+    tally.note(np.array([2, 1]), np.array([1, 1]), np.array([[1.0, 0.95], [0.25, 0.1]]))
+    filled = {number: each for number, each in enumerate(tally.chance_ranges) if each.verified}
+    assert filled == {2: (1, 0.25, 1), 9: (2, pytest.approx(1.95), 1)}
+
+
 def test_a_clock_that_sees_no_step_still_gives_a_curve() -> None:
     curve = measure_curve((1, 2), lambda size: lambda: None, Turned(), is_padded=True)
     assert all(cost > 0 for cost in curve.seconds)

@@ -11,11 +11,11 @@ from deepinfer.errors import ArgumentError, ConfigurationError
 from deepinfer.settings import Settings
 
 PARAMS = SamplingParams(temperature=1, seed=3, max_tokens=8, ignore_eos=True, logprobs=1)
-KEEP = 20  # the packaged model's window is 16
+KEEP = 36  # the packaged model's window is 32
 
 
 def prompts() -> list[list[int]]:
-    return [[(7 * place + number) % 500 + 5 for place in range(length)] for number, length in enumerate((90, 50, 20))]
+    return [[(7 * place + number) % 500 + 5 for place in range(length)] for number, length in enumerate((120, 66, 36))]
 
 
 def build(mode: str, **options: object) -> LLM:
@@ -41,7 +41,7 @@ def test_compact_gives_what_mask_gives_in_chunks_of_any_size(masked: list[object
 
 
 def test_a_preemption_changes_nothing(masked: list[object]) -> None:
-    llm = build("compact", num_blocks=23)
+    llm = build("compact", num_blocks=30)
     assert answers(llm, prompts()) == masked
     assert llm.engine.stats().preemptions > 0
 
@@ -60,8 +60,8 @@ def test_what_needs_every_row_is_refused() -> None:
 
 
 def test_too_few_kept_rows_are_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(ArgumentError, match="truncated_prefill_keep_tokens=16 is below 17"):
-        build("compact", truncated_prefill_keep_tokens=16)
+    with pytest.raises(ArgumentError, match="truncated_prefill_keep_tokens=32 is below 33"):
+        build("compact", truncated_prefill_keep_tokens=32)
 
 
 def test_unknown_modes_are_refused() -> None:

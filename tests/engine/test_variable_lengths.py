@@ -256,7 +256,7 @@ def test_coupled_tokens_are_those_of_fixed_lengths_and_of_no_drafts(
 @pytest.mark.usefixtures("_hopeful")
 def test_where_rows_cost_nothing_every_draft_with_a_chance_is_verified() -> None:
     engine = varying()
-    widths = run(engine, count=2)[1]
+    widths = run(engine, count=2, max_tokens=30)[1]  # enough steps for costs to be learned from
     assert {q for each in widths for q in each} == {1, 4}  # a chance of 0 is none
     assert engine.worker.lengths.costs.measured.seconds == (1.0,) * 5
     assert engine.worker.lengths.costs.sampler_s == 1.0

@@ -22,6 +22,8 @@ from deepinfer.eval import EvalItem, evaluate
 from deepinfer.model.checkpoint import packaged_model_path
 from deepinfer.tokenizer import Tokenizer
 
+VOCABULARY = 1376  # of the packaged model
+
 
 class Scripted:
     """Stands for an LLM that says what the test wants, token probabilities even over the vocabulary."""
@@ -40,7 +42,7 @@ class Scripted:
         return [SimpleNamespace(outputs=(SimpleNamespace(text=t, finish_reason=r),)) for t, r in said]
 
     def logits(self, ids: Sequence[int]) -> torch.Tensor:
-        return torch.zeros(len(ids), 512)
+        return torch.zeros(len(ids), VOCABULARY)
 
 
 def item(prompt: str, answer: str, distance: int = 0, task: str = "sum") -> EvalItem:
@@ -63,7 +65,7 @@ def test_rows_are_tasks_and_distances() -> None:
     near, far, running = evaluate(llm, items, {"accelerator": "scripted"}).results  # type: ignore[arg-type]
     assert (near.exact_match, far.exact_match, running.exact_match) == (1.0, 0.0, None)
     assert running.perplexity is not None
-    assert math.isclose(running.perplexity, 512.0, rel_tol=1e-5)
+    assert math.isclose(running.perplexity, VOCABULARY, rel_tol=1e-5)
 
 
 def test_a_model_without_a_tokenizer_cannot_be_asked() -> None:
@@ -77,7 +79,13 @@ def test_the_command_writes_a_table_and_a_file(tmp_path: Path, capsys: pytest.Ca
     file = tmp_path / "result.json"
     words = ["--tasks", "facts,sentence", "--limit", "1", "--accelerator", "cpu_ref", "--save-result", str(file)]
     get_command(app).main(args=words, standalone_mode=False, obj=Session())
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-2:]] == ["facts", "sentence"]
+    answers, drafts, confidence, attention, experts = capsys.readouterr().out.split("\n\n")
+    assert [line.split()[0] for line in answers.splitlines()[2:]] == ["facts", "sentence"]
+    assert len(drafts.splitlines()) == 2 + 3
+    assert confidence.splitlines()[-1].startswith("error")
+    assert [line.split()[0] for line in attention.splitlines()[2:]] == [str(layer) for layer in range(7)]
+    assert len(experts.splitlines()) == 2 + 7 + 2  # and the draft stages
     saved = json.loads(file.read_text(encoding="utf-8"))
     assert saved["settings"]["accelerator"] == "cpu_ref"
     assert [row["items"] for row in saved["results"]] == [1, 1]
+    assert saved["internals"]["verified_by_place"][0] > 0

@@ -33,6 +33,7 @@ def make_engine(
     num_blocks: int = 48,
     max_num_seqs: int = 4,
     max_num_batched_tokens: int = 16,
+    max_model_len: int = 160,
 ) -> Engine:
     """Return an engine of the packaged model whose pools are full of NaN."""
     engine = build_engine_on(
@@ -48,7 +49,7 @@ def make_engine(
             max_num_seqs=max_num_seqs,
             num_state_slots=max_num_seqs + 2,
             max_num_batched_tokens=max_num_batched_tokens,
-            max_model_len=160,
+            max_model_len=max_model_len,
         ),
         Settings(),
     )

@@ -245,6 +245,16 @@ def _ranks(*drivers: type[AcceleratorDriver], least: int = 2) -> Make:
     return lambda bench, case: [each() for each in drivers] if int(str(case.facts["ranks"])) >= least else []
 
 
+def _blind(bench: Bench, case: Case) -> Sequence[AcceleratorDriver]:
+    def rewire(original: OpFunction) -> OpFunction:
+        def sparse(query_THC: Any, own_Tb: Any, window: Any, long_range: Any, *rest: Any) -> object:
+            return original(query_THC, own_Tb, window, None, *rest)
+
+        return sparse
+
+    return [RewiredDriver(bench.driver, {"attention.sparse": rewire})]
+
+
 _LATE_BIT = Mutant("one bit of one row flips from the second call on", _faulty(late_bit))
 _STALE_STORE = Fault(op="codec.store_window", kind=FaultKind.STALE, calls=Calls(first=60, every=5))
 
@@ -305,6 +315,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "one value of one stored record is wrong",
         _always(Fault(op="codec.encode", kind=FaultKind.VALUE, part="x_TC", row=0, element=0, amount=9.0)),
     ),
+    "L5/skills": Mutant("attention overlooks the selected entries", _blind),
     "L6/abort": Mutant("some window records are not stored", _always(_STALE_STORE)),
     "L6/preemption": Mutant("some window records are not stored", _always(_STALE_STORE)),
     "L6/fork": Mutant("state is not copied", _always(Fault(op="moves.copy", kind=FaultKind.STALE))),
