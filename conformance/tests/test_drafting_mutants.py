@@ -10,9 +10,10 @@ import torch
 
 from deepinfer.accelerator import AcceleratorDriver
 from deepinfer.accelerator.ops.drafting import DraftRuns, Proposals
+from deepinfer.accelerator.wrapped import OpFunction
 from deepinfer_conformance.bench import Bench
 from deepinfer_conformance.catalogue import catalogue
-from deepinfer_conformance.mutants.rewiring import OpFunction, RewiredDriver
+from deepinfer_conformance.mutants.rewiring import RewiredDriver
 from deepinfer_conformance.outcomes import Outcome
 from deepinfer_conformance.runner.attempt import attempt
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -110,7 +110,7 @@ def _result_rows(report: EvalReport) -> list[tuple[str, ...]]:
     ]
 
 
-def _internal_tables(internals: Internals) -> Iterator[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
+def _internal_tables(internals: Internals) -> Iterator[tuple[tuple[str, ...], Sequence[tuple[str, ...]]]]:
     """Give header and rows of each table that has any rows."""
     if sum(internals.verified_by_place):
         yield (

@@ -107,7 +107,13 @@ class AdmissionRules:
 
     @classmethod
     def of(
-        cls, config: ModelConfig, options: EngineOptions, max_model_len: int, *, has_tokenizer: bool, has_compiler: bool
+        cls,
+        config: ModelConfig,
+        options: EngineOptions,
+        max_model_len: int,
+        *,
+        has_tokenizer: bool,
+        has_compiler: bool = False,
     ) -> AdmissionRules:
         """Return the rules of an engine with these options, which the environment has completed."""
         return cls(

@@ -22,6 +22,7 @@ from deepinfer.accelerator import (
     Repeatability,
     Stream,
 )
+from deepinfer.accelerator.wrapped import OpFunction
 from deepinfer.errors import DeterminismError
 from deepinfer_conformance.bench import Bench, parameters_of
 from deepinfer_conformance.case import Case
@@ -30,7 +31,7 @@ from deepinfer_conformance.drivers import Calls, Fault, FaultKind, FaultyDriver
 from deepinfer_conformance.mutants import rank_mutants
 from deepinfer_conformance.mutants.hosts import GraphDriver, GraphlessDriver, RecordedGraph
 from deepinfer_conformance.mutants.numeric import late_bit, value_faults
-from deepinfer_conformance.mutants.rewiring import OpFunction, RewiredDriver
+from deepinfer_conformance.mutants.rewiring import RewiredDriver
 
 Make = Callable[[Bench, Case], Sequence[AcceleratorDriver]]
 """Makes the mutants of one case around the bench's driver; none where the case has nothing that could be wrong."""
