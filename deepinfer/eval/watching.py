@@ -193,7 +193,7 @@ class _Keys:
 def _masses(query_THC: Tensor, keys: _Keys, sinks_H: Tensor, step: StepLayout) -> Tensor:
     """Return the attention on window, entries and sink, summed over valid rows and averaged over heads: [3]."""
     sums = torch.zeros(3, dtype=torch.float64)
-    for rows in step.valid_T.nonzero().flatten().split(_ROWS_AT_ONCE):
+    for rows in torch.split(step.valid_T.nonzero().flatten(), _ROWS_AT_ONCE):
         query = query_THC[rows].to(torch.float32)
         parts = [keys.in_window(rows)]
         entries = keys.entries(rows)
