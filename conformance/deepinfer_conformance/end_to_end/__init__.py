@@ -25,7 +25,7 @@ _F32_CACHE: Final = replace(F32, kv_cache_dtype="float32")
 _L5_OPTIONS: Final = (F32, SERVED, _F32_CACHE, BF16)
 _FULL_ONLY: Final = (_F32_CACHE, BF16)
 _SKILL_OPTIONS: Final = (F32, SERVED)
-_SKILL_ITEMS: Final[Mapping[Profile, int]] = {"quick": 3, "full": 16}
+_SKILL_ITEMS: Final[Mapping[Profile, int]] = {"quick": 2, "full": 16}
 _L6_CHECKS: Final = ("abort", "preemption", "fork", "leaks")
 
 
