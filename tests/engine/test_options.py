@@ -45,6 +45,8 @@ FROZEN = {
     "allow_fallback": (),
     "data_parallel_size": None,
     "expert_parallel_size": 1,
+    "context_parallel_size": 1,
+    "spread_ngram_tables": False,
     "rank_deadline_s": 60.0,
 }
 
