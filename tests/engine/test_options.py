@@ -49,6 +49,8 @@ FROZEN = {
     "expert_balancing": None,
     "expert_balancing_interval": None,
     "expert_balancing_window": None,
+    "context_parallel_size": 1,
+    "spread_ngram_tables": False,
     "rank_deadline_s": 60.0,
 }
 
