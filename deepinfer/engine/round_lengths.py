@@ -54,6 +54,7 @@ class RoundLengths:
         self.drafts = drafts
         self._tally = tally
         self._chances_n = np.ones(drafts)
+        self._seen_n = np.zeros(drafts)
         self._sizes: dict[int, _Size] = {}
         # What is tried: all, none, one.
         self._tried = tuple(dict.fromkeys((drafts, 0, min(1, drafts))))
@@ -68,7 +69,9 @@ class RoundLengths:
         for place in np.flatnonzero((chances_Rn > 0).any(0)).tolist():
             made_R = chances_Rn[:, place]
             mean = float(made_R[made_R > 0].mean())
-            self._chances_n[place] += _LEARNING_SHARE * (mean - self._chances_n[place])
+            self._seen_n[place] += 1
+            share = max(_LEARNING_SHARE, 1.0 / self._seen_n[place])  # at first the plain mean
+            self._chances_n[place] += share * (mean - self._chances_n[place])
 
     def note(self, requests: int, drafts: int, after_s: float) -> None:
         """Learn what judging and a round of so many drafts have taken."""

@@ -115,6 +115,13 @@ def test_chances_are_put_right_by_what_became_of_drafts() -> None:
     assert rounds.chances_n.max() < 0.05
 
 
+def test_the_first_chances_are_believed_at_once() -> None:
+    rounds = RoundLengths(1, DraftTally(1))
+    for chance in (0.2, 0.4):
+        rounds.observe(np.array([[chance]]))
+    assert rounds.chances_n == pytest.approx([0.3])
+
+
 def test_places_that_no_round_made_keep_what_was_known_of_them() -> None:
     rounds = hopeful(0.5)
     before = rounds.chances_n[2]
