@@ -10,6 +10,7 @@ import pytest
 
 from deepinfer import LLM, RequestOutput, SamplingParams, StructuredOutputs
 from deepinfer.errors import ArgumentError
+from deepinfer.eval import load_items
 
 SCHEMA = {
     "type": "object",
@@ -55,6 +56,18 @@ def test_answers_are_in_their_language_whatever_the_random_model_says(llm: LLM) 
         else:
             assert re.fullmatch("x*y", answer.text)
     assert any(params.structured_outputs.regex for params in wanted)
+
+
+def test_records_of_the_models_world_are_valid_and_right_under_their_schema(llm: LLM) -> None:
+    kinds = {"number": "integer", "text": "string", "flag": "boolean"}
+    items, params = load_items(["json"], limit=4), []
+    for item in items:
+        fields = item.prompt.removeprefix("Record with ").partition(": ")[0].split(", ")
+        properties = {name: {"type": kinds[kind]} for name, kind in (field.split() for field in fields)}
+        schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+        params.append(SamplingParams(temperature=0, max_tokens=60, structured_outputs={"json_schema": schema}))
+    records = ask(llm, [item.prompt for item in items], *params)
+    assert [json.loads(each.outputs[0].text) for each in records] == [json.loads(item.answer) for item in items]
 
 
 def test_a_form_that_cannot_go_on_ends_with_the_end_token(llm: LLM) -> None:
