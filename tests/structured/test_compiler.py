@@ -50,7 +50,7 @@ def test_after_a_form_that_takes_too_long_the_next_one_is_compiled(tokenizer: To
         fine = compiler.submit(StructuredOutputs(regex="ab").source)
         with pytest.raises(GrammarError, match=r"not done within|ended with status|not a usable regex"):
             slow.result(timeout=150)
-        assert fine.result(timeout=150).memory_size_bytes > 0
+        assert fine.result(timeout=150).compiled.memory_size_bytes > 0
     finally:
         compiler.close()
 
@@ -61,11 +61,11 @@ def test_a_process_that_cannot_start_is_told_and_no_fault_of_the_form(tokenizer:
         with pytest.raises(GrammarError, match="cannot start"):
             compiler.submit(StructuredOutputs(regex="ab").source).result(timeout=150)
         compiler._limits = GrammarLimits()
-        assert compiler.submit(StructuredOutputs(regex="ab").source).result(timeout=150).memory_size_bytes > 0
+        assert compiler.submit(StructuredOutputs(regex="ab").source).result(timeout=150).compiled.memory_size_bytes > 0
         # Killed while it had nothing to do: the next form has nothing to do with it.
         compiler._running[0]._child.kill()
         compiler._running[0]._child.wait()
-        assert compiler.submit(StructuredOutputs(regex="cd").source).result(timeout=150).memory_size_bytes > 0
+        assert compiler.submit(StructuredOutputs(regex="cd").source).result(timeout=150).compiled.memory_size_bytes > 0
     finally:
         compiler.close()
 

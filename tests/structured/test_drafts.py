@@ -39,7 +39,7 @@ PARAMS = [
 
 
 def ask(llm: LLM, params: Sequence[SamplingParams] = PARAMS) -> list[RequestOutput]:
-    records = llm.generate(["Hello"] * len(params), list(params), use_tqdm=False)
+    records = llm.generate(["Hello! Hello! Hello"] * len(params), list(params), use_tqdm=False)
     llm.engine.check_invariants()
     assert llm.engine.stats().free_blocks == llm.engine.stats().usable_blocks
     return records
@@ -90,7 +90,7 @@ RULES: dict[str, Rule] = {
     "forbidden at the first place": lambda behind, count: [500, *behind[1:count]],
     "forbidden at the second place": lambda behind, count: [behind[0], 500, *behind[2:count]],
     "the end at once": lambda behind, count: [1, *behind[:count]][:count],
-    "rejected in every step": lambda behind, count: [(token + 1) % 512 for token in behind[:count]],
+    "rejected in every step": lambda behind, count: [(token + 1) % 1376 for token in behind[:count]],
 }
 
 
