@@ -26,7 +26,7 @@ from deepinfer.scheduling.step import ScheduledStep
 from deepinfer.settings import Settings
 
 PROMPT_TOKENS = (96, 192)
-KEEPS = (17, 24, 32, 64)
+KEEPS = (33, 40, 64, 128)
 ANSWER_TOKENS = 16
 
 
