@@ -100,9 +100,13 @@ class WrappedDriver(AcceleratorDriver):
         """Let the wrapped driver prove it."""
         self._inner.set_determinism(level, shapes)
 
+    def inner_groups(self, options: OpOptions) -> Mapping[str, OpGroup]:
+        """Return the wrapped driver's groups as they are."""
+        return self._inner.op_groups(options)
+
     def op_groups(self, options: OpOptions) -> Mapping[str, OpGroup]:
         """Return the wrapped driver's groups with :meth:`around` applied to every op that it has."""
-        groups = self._inner.op_groups(options)
+        groups = self.inner_groups(options)
         return {
             contract.group: self._wrapped(contract, groups[contract.group], options)
             for contract in OP_GROUPS

@@ -309,7 +309,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "L5/tokens": Mutant(
         "one element of one attention output jumps in the second answer",
         _always(
-            Fault(op="norm.rms", kind=FaultKind.VALUE, calls=Calls(first=600, every=3), row=0, element=0, amount=40.0)
+            Fault(op="norm.rms", kind=FaultKind.VALUE, calls=Calls(first=400, every=3), row=0, element=0, amount=40.0)
         ),
     ),
     "L5/records": Mutant(

@@ -31,7 +31,8 @@ class RewiredDriver(WrappedDriver):
         super().__init__(inner)
         self._ops = ops or {}
         for name, part in (parts or {}).items():
-            setattr(self, name, part)
+            # Other groups are rewired like the wrapped driver's own.
+            setattr(self, "inner_groups" if name == "op_groups" else name, part)
 
     @classmethod
     def availability(cls) -> Availability:
