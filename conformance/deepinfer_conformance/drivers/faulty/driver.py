@@ -10,20 +10,10 @@ from typing import ClassVar, cast
 import torch
 
 from deepinfer.accelerator import registry
-from deepinfer.accelerator.capabilities import Capabilities, Repeatability
-from deepinfer.accelerator.collectives import Collectives, RankPlace
-from deepinfer.accelerator.interface import (
-    AcceleratorDriver,
-    Availability,
-    Graph,
-    LinearShape,
-    MemoryInfo,
-    OpOptions,
-    Reason,
-    Stream,
-)
+from deepinfer.accelerator.interface import AcceleratorDriver, Availability, OpOptions, Reason
 from deepinfer.accelerator.ops import OP_GROUPS
 from deepinfer.accelerator.ops.base import OpGroup
+from deepinfer.accelerator.wrapped import OpFunction, WrappedDriver
 from deepinfer.errors import DriverLoadError
 from deepinfer_conformance.drivers.faulty.faults import Fault, Strike
 from deepinfer_conformance.drivers.faulty.injector import Injector, Target
@@ -31,7 +21,7 @@ from deepinfer_conformance.drivers.faulty.injector import Injector, Target
 _WRAPPED_BY_DEFAULT = "cpu_ref"
 
 
-class FaultyDriver(AcceleratorDriver):
+class FaultyDriver(WrappedDriver):
     """Another driver's ops, struck by faults that are given as data.
 
     Without faults it is the wrapped driver under another name; this is what the entry point gives, around cpu_ref.
@@ -39,8 +29,6 @@ class FaultyDriver(AcceleratorDriver):
     """
 
     name: ClassVar[str] = "faulty"
-    interface_version: ClassVar[tuple[int, int]] = (1, 1)
-    version: ClassVar[str] = "1.0"
 
     def __init__(
         self,
@@ -58,7 +46,7 @@ class FaultyDriver(AcceleratorDriver):
             seed: chooses the elements that faults leave open.
             sleep: how a delay is waited for.
         """
-        self.wrapped = registry.load(_WRAPPED_BY_DEFAULT)() if wrapped is None else wrapped
+        super().__init__(registry.load(_WRAPPED_BY_DEFAULT)() if wrapped is None else wrapped)
         self._injector = Injector(faults, seed, sleep)
 
     @classmethod
@@ -85,22 +73,20 @@ class FaultyDriver(AcceleratorDriver):
         return self._injector.calls(op)
 
     @property
-    def device(self) -> torch.device:
-        """The wrapped driver's device."""
-        return self.wrapped.device
+    def wrapped(self) -> AcceleratorDriver:
+        """The driver behind the faults."""
+        return self._inner
 
-    def memory(self) -> MemoryInfo:
-        """Return the wrapped driver's memory."""
-        return self.wrapped.memory()
+    def around(self, identifier: str, function: OpFunction, options: OpOptions) -> OpFunction:
+        """Return the op behind the injector. Claims stay as they are: a faulty driver does not confess."""
+        del options
+        group, _, name = identifier.partition(".")
+        target = _target(identifier, function, getattr(_CONTRACT[group], name))
 
-    def capabilities(self) -> Capabilities:
-        """Return the wrapped driver's claims: a faulty driver does not confess."""
-        return self.wrapped.capabilities()
+        def call(*args: object, **keywords: object) -> object:
+            return self._injector.call(target, args, keywords)
 
-    def op_groups(self, options: OpOptions) -> Mapping[str, OpGroup]:
-        """Return the wrapped driver's groups with every op behind the injector."""
-        groups = self.wrapped.op_groups(options)
-        return {name: self._behind(contract, groups[name]) for name, contract in _CONTRACT.items() if name in groups}
+        return call
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Allocate through the injector, as "device.allocate"."""
@@ -111,40 +97,6 @@ class FaultyDriver(AcceleratorDriver):
         """Wait through the injector, as "device.synchronize"."""
         target = _target("device.synchronize", self.wrapped.synchronize, AcceleratorDriver.synchronize)
         self._injector.call(target, (), {})
-
-    def new_stream(self) -> Stream:
-        """Return a stream of the wrapped driver."""
-        return self.wrapped.new_stream()
-
-    def new_graph(self) -> Graph:
-        """Return a graph of the wrapped driver."""
-        return self.wrapped.new_graph()
-
-    def collectives(self, world_size: int) -> Collectives:
-        """Return the wrapped driver's group."""
-        return self.wrapped.collectives(world_size)
-
-    def join_group(self, place: RankPlace) -> Collectives:
-        """Join as the wrapped driver does."""
-        return self.wrapped.join_group(place)
-
-    def set_determinism(self, level: Repeatability, shapes: Sequence[LinearShape]) -> None:
-        """Let the wrapped driver prove or refuse."""
-        self.wrapped.set_determinism(level, shapes)
-
-    def _behind(self, contract: type[OpGroup], group: OpGroup) -> OpGroup:
-        members: dict[str, object] = {}
-        for name in type(group).implemented():
-            target = _target(f"{contract.group}.{name}", getattr(group, name), getattr(contract, name))
-            members[name] = staticmethod(self._struck(target))
-        faulty: OpGroup = type(f"Faulty{contract.__name__}", (contract,), members)()
-        return faulty
-
-    def _struck(self, target: Target) -> Callable[..., object]:
-        def call(*args: object, **keywords: object) -> object:
-            return self._injector.call(target, args, keywords)
-
-        return call
 
 
 _CONTRACT: Mapping[str, type[OpGroup]] = {group.group: group for group in OP_GROUPS}
