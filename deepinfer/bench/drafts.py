@@ -6,6 +6,8 @@ ever, at their full cost; then each draft is replaced: by the token that will co
 another one. Which places are wrong depends on the request and the place alone. The confidence that is reported is the
 true one: the share to the power of the draft's number.
 
+A trained model drafts and answers for itself: then nothing is set, and requests are answered greedily.
+
 Legend: R requests, n drafts a request.
 """
 
@@ -14,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import cast
 
@@ -24,6 +26,7 @@ from deepinfer.accelerator import AcceleratorDriver
 from deepinfer.bench.environment import describe_environment
 from deepinfer.bench.generation import GenerationSettings, random_prompts, request_name, run_batch
 from deepinfer.bench.model import ModelSource
+from deepinfer.bench.prompts import Prompt, prompt_ids
 from deepinfer.bench.report import BenchReport, Clock, Tick, counts_below, no_tick
 from deepinfer.engine.build import build_engine_on
 from deepinfer.engine.engine import Engine
@@ -32,6 +35,7 @@ from deepinfer.engine.speculation import ModelSpeculation, Newest, Round
 from deepinfer.errors import ArgumentError
 from deepinfer.scheduling.step import ScheduledStep
 from deepinfer.settings import Settings
+from deepinfer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class DraftsSettings:
         generation: batches, lengths, repeats.
         drafts: fixed numbers of drafts, a case each.
         has_variable: also let each step choose, up to the largest of these numbers.
-        acceptance: share of the drafts that are right.
+        acceptance: share of the drafts that are right; None leaves drafts and answers to the model.
         clock: "elapsed" or "processor": what is measured, by the bench and by the engine's own cost curve.
         model: the model's name.
     """
@@ -50,14 +54,14 @@ class DraftsSettings:
     generation: GenerationSettings
     drafts: tuple[int, ...]
     has_variable: bool = False
-    acceptance: float = 0.75
+    acceptance: float | None = 0.75
     clock: str = "elapsed"
     model: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be compared, all at once."""
         problems = counts_below(0, drafts=self.drafts)
-        if not 0 <= self.acceptance <= 1:
+        if self.acceptance is not None and not 0 <= self.acceptance <= 1:
             problems.append(f"acceptance {self.acceptance} is no share between 0 and 1")
         if self.has_variable and max(self.drafts, default=0) == 0:
             problems.append("variable verification chooses among drafts; compare at least one number above 0")
@@ -134,6 +138,7 @@ def compare_drafts(
     environment: Settings,
     *,
     keywords: EngineKeywords | None = None,
+    prompts: Sequence[Prompt] = (),
     clock: Clock | None = None,
     tick: Tick = no_tick,
 ) -> BenchReport[DraftsResult]:
@@ -145,10 +150,15 @@ def compare_drafts(
         settings: what is compared.
         environment: the environment's settings.
         keywords: options of the engines beside their drafts, lengths and numbers of requests.
+        prompts: given prompts, taken in turn; none means random ones.
         clock: seconds, instead of the one that the settings name.
         tick: called once for each run, ``settings.all_runs`` times.
     """
     clock = clock or (time.process_time if settings.clock == "processor" else time.perf_counter)
+    given = prompt_ids(prompts, Tokenizer.from_directory(source.directory))
+    if given:
+        generation = replace(settings.generation, prompt_tokens=max(map(len, given)), has_given_prompts=True)
+        settings = replace(settings, generation=generation)
     cases = [(drafts, False) for drafts in settings.drafts]
     if settings.has_variable:
         cases.append((max(settings.drafts), True))
@@ -165,12 +175,10 @@ def compare_drafts(
             }
         )
         engine = build_engine_on(driver, source.directory, options, environment, clock=clock)
-        _run(engine, settings, max(settings.generation.batch_sizes), min(4, settings.generation.output_tokens), clock)
+        bench = _Bench(engine, settings, given, clock)
+        bench.run(max(settings.generation.batch_sizes), min(4, settings.generation.output_tokens))
         tick()
-        results += [
-            _measured(engine, settings, size, clock, tick, is_variable=is_variable)
-            for size in settings.generation.batch_sizes
-        ]
+        results += [_measured(bench, size, tick, is_variable=is_variable) for size in settings.generation.batch_sizes]
     results.sort(key=lambda result: settings.generation.batch_sizes.index(result.batch_size))
     return BenchReport("drafts", settings, describe_environment(), tuple(results))
 
@@ -197,34 +205,48 @@ class _DecodeSteps:
     requests: int
 
 
-def _run(engine: Engine, settings: DraftsSettings, size: int, outputs: int, clock: Clock) -> _DecodeSteps:
-    vocabulary = engine.config.vocab_size
-    prompts = random_prompts(size, settings.generation.prompt_tokens, vocabulary, settings.generation.seed)
-    forced = random_prompts(size, outputs, vocabulary, settings.generation.seed + 1)
-    if engine.worker.speculation is not None:
-        speculation = cast("ModelSpeculation", engine.worker.speculation)
-        speculation.rewrite = SetAcceptance(forced, settings.acceptance, vocabulary)
-    run = run_batch(engine, prompts, outputs, clock, forced)
-    decodes = [step for step in run.steps if step.is_decode]
-    return _DecodeSteps(
-        steps=sum(step.kind == "decode" for step in decodes),
-        seconds=sum(step.seconds for step in decodes),
-        tokens=sum(step.tokens for step in decodes),
-        positions=sum(step.positions for step in decodes),
-        requests=sum(step.requests for step in decodes),
-    )
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """One engine, and what is sent to it."""
+
+    engine: Engine
+    settings: DraftsSettings
+    given: Sequence[Sequence[int]]
+    clock: Clock
+
+    def run(self, size: int, outputs: int) -> _DecodeSteps:
+        vocabulary, generation = self.engine.config.vocab_size, self.settings.generation
+        prompts: Sequence[Sequence[int]]
+        if self.given:
+            prompts = [self.given[number % len(self.given)] for number in range(size)]
+        else:
+            prompts = random_prompts(size, generation.prompt_tokens, vocabulary, generation.seed)
+        forced: list[list[int]] = []
+        if self.settings.acceptance is not None:
+            forced = random_prompts(size, outputs, vocabulary, generation.seed + 1)
+            if self.engine.worker.speculation is not None:
+                speculation = cast("ModelSpeculation", self.engine.worker.speculation)
+                speculation.rewrite = SetAcceptance(forced, self.settings.acceptance, vocabulary)
+        run = run_batch(self.engine, prompts, outputs, self.clock, forced)
+        decodes = [step for step in run.steps if step.is_decode]
+        return _DecodeSteps(
+            steps=sum(step.kind == "decode" for step in decodes),
+            seconds=sum(step.seconds for step in decodes),
+            tokens=sum(step.tokens for step in decodes),
+            positions=sum(step.positions for step in decodes),
+            requests=sum(step.requests for step in decodes),
+        )
 
 
-def _measured(
-    engine: Engine, settings: DraftsSettings, size: int, clock: Clock, tick: Tick, *, is_variable: bool
-) -> DraftsResult:
+def _measured(bench: _Bench, size: int, tick: Tick, *, is_variable: bool) -> DraftsResult:
+    engine, generation = bench.engine, bench.settings.generation
     if is_variable:  # what a batch of this size costs is learnt first
-        _run(engine, settings, size, settings.generation.output_tokens, clock)
+        bench.run(size, generation.output_tokens)
         tick()
     before = engine.stats()
     runs = []
-    for _ in range(settings.generation.repeats):
-        runs.append(_run(engine, settings, size, settings.generation.output_tokens, clock))
+    for _ in range(generation.repeats):
+        runs.append(bench.run(size, generation.output_tokens))
         tick()
     after = engine.stats()
     by_place = zip(

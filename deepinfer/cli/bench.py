@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from deepinfer.cli import bench_drafts, options, show
+from deepinfer.cli import bench_drafts, bench_serving, options, show
 from deepinfer.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -305,6 +305,9 @@ def _serving(kind: _Kind, text: str) -> Callable[..., None]:
             bool, typer.Option("--varlen", help="With --drafts: also let each step choose how many it verifies.")
         ] = False,
         acceptance: Annotated[float, typer.Option(help="With --drafts: share of the drafts that are right.")] = 0.75,
+        own_drafts: Annotated[
+            bool, typer.Option("--own-drafts", help="With --drafts: the model drafts and answers for itself.")
+        ] = False,
         processor_time: Annotated[
             bool, typer.Option("--processor-time", help="With --drafts: measure processor time, not elapsed time.")
         ] = False,
@@ -356,12 +359,13 @@ def _serving(kind: _Kind, text: str) -> Callable[..., None]:
                     generation=settings,
                     drafts=bench_drafts.numbers("--drafts", drafts, problems),
                     has_variable=varlen,
-                    acceptance=acceptance,
+                    acceptance=None if own_drafts else acceptance,
                     clock="processor" if processor_time else "elapsed",
                 ),
             )
-        elif varlen or processor_time:
-            raise ArgumentError(f"deepinfer bench {kind}", ["--varlen and --processor-time need --drafts"])
+        elif varlen or processor_time or own_drafts:
+            problem = "--varlen, --own-drafts and --processor-time need --drafts"
+            raise ArgumentError(f"deepinfer bench {kind}", [problem])
         is_name = model is not None and not Path(model).is_dir()
         given = read_prompts(prompts) if prompts is not None else []
         driver = select(accelerator, environment).driver()
@@ -372,8 +376,10 @@ def _serving(kind: _Kind, text: str) -> Callable[..., None]:
             if compared is not None:
                 bar = stack.enter_context(_bar(compared.all_runs))
                 compared = replace(compared, model=source.name)
-                comparison = compare_drafts(source, driver, compared, environment, keywords=keywords, tick=bar.update)
-                print(bench_drafts.heading(compared, _threads(comparison.environment.threads)))
+                comparison = compare_drafts(
+                    source, driver, compared, environment, keywords=keywords, prompts=given, tick=bar.update
+                )
+                print(bench_drafts.heading(compared, len(given), _threads(comparison.environment.threads)))
                 _finish(comparison, bench_drafts.table(comparison.results), save_result)
                 return
             bar = stack.enter_context(_bar(settings.all_runs))
@@ -393,10 +399,10 @@ def _serving(kind: _Kind, text: str) -> Callable[..., None]:
         report: BenchReport[ThroughputResult] | BenchReport[LatencyResult]
         if kind == "throughput":
             report = served.throughput()
-            text = _throughput_table(report.results)
+            text = bench_serving.throughput_table(report.results)
         else:
             report = served.latency()
-            text = _latency_table(report.results)
+            text = bench_serving.latency_table(report.results)
         _finish(report, text, save_result)
 
     command.__doc__ = text
@@ -418,45 +424,6 @@ latency = _serving(
     step: the host's own work, the device's, and the bubble in which the device has nothing to do.
     """,
 )
-
-
-def _throughput_table(results: Sequence[ThroughputResult]) -> str:
-    header = ("batch", "prefill tok/s", "decode tok/s", "decode step ms", "output tok/s", "requests/s")
-    rows = [
-        (
-            str(result.batch_size),
-            f"{result.prefill_tokens_per_s:,.1f}",
-            f"{result.decode_tokens_per_s:,.1f}",
-            f"{result.decode_step_ms:,.2f}",
-            f"{result.output_tokens_per_s:,.1f}",
-            f"{result.requests_per_s:,.2f}",
-        )
-        for result in results
-    ]
-    return show.table(header, rows)
-
-
-def _latency_table(results: Sequence[LatencyResult]) -> str:
-    header = (
-        *("batch", "first p50", "first p99", "token p50", "token p90", "token p99", "request p50", "request p99"),
-        *("step host", "step device", "step bubble"),
-    )
-    rows = [
-        (
-            str(result.batch_size),
-            f"{result.first_token_ms_p50:,.1f}",
-            f"{result.first_token_ms_p99:,.1f}",
-            f"{result.token_ms_p50:,.2f}",
-            f"{result.token_ms_p90:,.2f}",
-            f"{result.token_ms_p99:,.2f}",
-            f"{result.request_ms_p50:,.1f}",
-            f"{result.request_ms_p99:,.1f}",
-            f"{result.step_host_ms:,.2f}",
-            *("-" if part is None else f"{part:,.2f}" for part in (result.step_device_ms, result.step_bubble_ms)),
-        )
-        for result in results
-    ]
-    return show.table(header, rows)
 
 
 def _threads(count: int) -> str:

@@ -11,13 +11,17 @@ if TYPE_CHECKING:
     from deepinfer.bench.drafts import DraftsResult, DraftsSettings
 
 
-def heading(settings: DraftsSettings, threads: str) -> str:
+def heading(settings: DraftsSettings, given_prompts: int, threads: str) -> str:
     """Say what was compared and what is set in it."""
     generation = settings.generation
+    if settings.acceptance is None:
+        rightness, origin = "drafts and answers are its own", "greedy"
+    else:
+        rightness, origin = f"{settings.acceptance:.0%} of the drafts are right by script", "set"
+    prompts = f"{given_prompts} given prompts" if given_prompts else f"prompts of {generation.prompt_tokens} tokens"
     return (
-        f"{settings.model}: {settings.acceptance:.0%} of the drafts are right by script, prompts of "
-        f"{generation.prompt_tokens} tokens, {generation.output_tokens} output tokens that are set, median of "
-        f"{generation.repeats} runs, {settings.clock} time, {threads}"
+        f"{settings.model}: {rightness}, {prompts}, {generation.output_tokens} output tokens that are {origin}, median "
+        f"of {generation.repeats} runs, {settings.clock} time, {threads}"
     )
 
 

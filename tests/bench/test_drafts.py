@@ -52,6 +52,18 @@ def test_planned_ahead_requests_that_end_within_a_run_of_drafts_run_once_more_fo
     assert ahead.accepted_by_place == (1.0, 1.0)
 
 
+def test_a_model_that_drafts_for_itself_answers_as_it_does_without(step_clock: Any) -> None:
+    prompts = ["Why is the sky blue?", "Why does ice float?"]
+    settings = DraftsSettings(GENERATION, (0, 3), acceptance=None)
+    with model_source(None) as source:
+        report = compare_drafts(source, Driver(), settings, Settings(), prompts=prompts, clock=step_clock)
+    plain, drafted = report.results
+    assert report.settings.generation.has_given_prompts
+    assert plain.tokens_per_step == 1.0
+    assert drafted.tokens_per_step > 2.0  # facts are known by heart, to the draft stages as well
+    assert drafted.accepted_by_place[0] > 0.7
+
+
 def test_steps_that_choose_verify_everything_where_rows_cost_nothing(step_clock: Any) -> None:
     fixed, variable = compared(step_clock, drafts=(3,), has_variable=True, acceptance=0.75).results
     assert (fixed.is_variable, variable.is_variable) == (False, True)
