@@ -144,6 +144,11 @@ def balance(
     ctx.obj.start()
     problems = _file_problems(save_result)
     if recorded is not None:
+        made_up = ("loads", "drifts", "continuations", "layers", "experts", "seed")
+        sources = {name: ctx.get_parameter_source(name) for name in made_up}
+        idle = [f"--{name}" for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
+        if idle:
+            problems.append(f"{', '.join(idle)}: for made-up loads only; leave them out with --recorded")
         _recorded_balance(recorded, ranks, slots, problems, save_result)
         return
     shares = _shares("--drifts", drifts, problems)

@@ -63,6 +63,8 @@ def evaluate(
         for name, file in (("--save-result", save_result), ("--save-loads", save_loads))
         if file is not None and not file.absolute().parent.is_dir()
     ]
+    if save_loads is not None and save_result is not None and save_loads.absolute() == save_result.absolute():
+        problems.append(f"--save-result and --save-loads are both {str(save_loads)!r}; each needs a file of its own")
     if problems:
         raise ArgumentError("deepinfer eval", problems)
     from tqdm import tqdm

@@ -140,7 +140,7 @@ def generate(
     """Generate text for each PROMPT.
 
     Text goes to standard output with control characters escaped; progress and the log go to standard error. Without
-    --model the small model of the package answers: its weights are random, so its text is noise.
+    --model the small model of the package answers, which knows its own small world only (docs/small-model.md).
     """
     ctx.obj.start()
     problems: list[str] = []

@@ -32,4 +32,6 @@ def watched_llm(
         config = Checkpoint.open(packaged_model_path() if model is None else model).config
         drafts = config.dspark_block_size if config.num_nextn_predict_layers else 0
     options = replace(options, num_speculative_tokens=drafts, decode_graphs=False)
-    return LLM.from_engine(build_engine_on(watching, model, options, settings)), watching
+    llm = LLM.from_engine(build_engine_on(watching, model, options, settings))
+    watching.forget()
+    return llm, watching

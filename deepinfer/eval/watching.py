@@ -81,6 +81,13 @@ class WatchingDriver(WrappedDriver):
             return self._watched_attention(function, options)
         return self._watched_router(function) if identifier == "experts.route" else function
 
+    def forget(self) -> None:
+        """Begin anew: what an engine ran at its start, to measure what steps cost, answers no question."""
+        self._masses.clear()
+        self._chosen.clear()
+        self._steps.clear()
+        self._weights.clear()
+
     def attention(self) -> tuple[AttentionShares, ...]:
         """Return where attention has gone so far, layer by layer; nothing where nothing was computed."""
         found = []

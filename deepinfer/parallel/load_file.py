@@ -27,7 +27,7 @@ def _integers(file: Path, key: str, nesting: str, dimensions: int) -> NDArray[np
     wanted = f'write {{"{key}": ...}} with whole numbers nested as {nesting}'
     try:
         content = json.loads(file.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no JSON, no text, endless digits, endless nesting
         raise ArgumentError(str(file), [f"no JSON ({error}); {wanted}"]) from error
     if not isinstance(content, dict) or key not in content:
         raise ArgumentError(str(file), [f"no {key!r} in it; {wanted}"])

@@ -89,3 +89,25 @@ def test_slots_that_contradict_the_current_layout_are_refused(run: Run, loads: P
     ran = run("balance", "plan", loads, "--ranks", 2, "--slots", 5, "--current", plan)
     assert ran.status == 2
     assert "--current has 8 slots" in ran.err
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"counts": [[[' + "9" * 5000 + "]]]}"])
+def test_a_file_that_json_cannot_hold_is_refused_in_words(run: Run, tmp_path: Path, text: str) -> None:
+    file = tmp_path / "loads.json"
+    file.write_text(text)
+    ran = run("bench", "balance", "--recorded", file, "--ranks", 4, "--slots", 3)
+    assert ran.status == 2
+    assert "no JSON" in ran.err
+
+
+def test_recorded_loads_take_no_options_of_made_up_ones(run: Run, loads: Path) -> None:
+    ran = run("bench", "balance", "--recorded", loads, "--ranks", 4, "--slots", 3, "--layers", 3, "--seed", 7)
+    assert ran.status == 2
+    assert "--layers, --seed: for made-up loads only" in ran.err
+
+
+def test_an_evaluation_does_not_write_two_things_into_one_file(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "both.json"
+    ran = run("eval", "--limit", 0, "--save-loads", file, "--save-result", file)
+    assert ran.status == 2
+    assert "each needs a file of its own" in ran.err

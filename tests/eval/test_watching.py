@@ -15,7 +15,7 @@ from deepinfer.engine.build import build_engine_on
 from deepinfer.engine.draft_tally import ChanceRange
 from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.outputs import RequestOutput
-from deepinfer.eval import Internals
+from deepinfer.eval import Internals, watched_llm
 from deepinfer.eval.watching import ExpertLoad, WatchingDriver
 from deepinfer.llm import LLM
 from deepinfer.numerics import Float32Record
@@ -125,3 +125,9 @@ def test_a_report_with_internals_is_written_whole(tmp_path: Path) -> None:
     internals = Internals((2,), (1,), (ChanceRange(2, 1.0, 1),), (), (ExpertLoad(0, (1, 2)),))
     EvalReport({}, (), internals).save(file)
     assert '"calibration_error": 0.0' in file.read_text(encoding="utf-8")
+
+
+def test_what_an_engine_measures_at_its_start_is_not_watched() -> None:
+    options = EngineOptions(num_blocks=16, max_num_seqs=2, num_speculative_tokens=3, variable_verification=True)
+    _, watching = watched_llm(None, "cpu_ref", options, drafts=3)
+    assert (watching.loads(), watching.attention(), watching.experts()) == ([], (), ())
