@@ -96,7 +96,9 @@ def evaluate(
     if save_result is not None:
         report.save(save_result)
     if save_loads is not None:
-        save_loads.write_text(show.line_json({"counts": watching.loads()}) + "\n", encoding="utf-8")
+        save_loads.write_text(
+            show.line_json({"counts": watching.loads(llm.engine.config.num_hidden_layers)}) + "\n", encoding="utf-8"
+        )
 
 
 def _result_rows(report: EvalReport) -> list[tuple[str, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, cast
 
+from deepinfer.errors import ArgumentError
 from deepinfer.parallel.loads import MOST_STEPS
 from deepinfer.settings import Settings
 
@@ -40,6 +41,12 @@ class BalancingOptions(NamedTuple):
                 f"{' and '.join(asked)}: every rank holds all experts, nothing can be copied or moved; set "
                 f"expert_parallel_size to the ranks that shall share them"
             )
+        if self.policy == "off" or not is_spread:
+            found += self._idle_problems()
+        return found
+
+    def _idle_problems(self) -> list[str]:
+        """Return that steps are counted for a plan that nobody makes, where they are."""
         idle = [
             f"{name}={value}"
             for name, value in (
@@ -48,14 +55,20 @@ class BalancingOptions(NamedTuple):
             )
             if value is not None
         ]
-        if idle and (self.policy == "off" or not is_spread):
-            found.append(f"{' and '.join(idle)}: nothing is balanced (expert_balancing='off' or one rank)")
-        return found
+        if not idle:
+            return []
+        return [
+            f"{' and '.join(idle)}: nothing is balanced (expert_balancing='off', or unset without redundant experts, "
+            f"or one rank)"
+        ]
 
     def under(self, settings: Settings, *, is_spread: bool, has_prompts_only: bool) -> BalancingOptions:
         """Return what they mean: whoever pays for redundant slots gets them balanced, and nobody else.
 
         Production plans anew every 1,000 prompt steps or 10,000 decode steps, from a window of a tenth.
+
+        Raises:
+            ArgumentError: an interval or a window is given, and the environment leaves nothing to plan for.
         """
         if not is_spread:
             return self._replace(redundant_experts=0, policy="off")
@@ -63,6 +76,8 @@ class BalancingOptions(NamedTuple):
         policy = self.policy or cast("ExpertBalancing | None", settings.expert_balancing)
         policy = policy or ("balanced" if redundant else "off")
         if policy == "off":
+            if problems := self._idle_problems():
+                raise ArgumentError("engine options", problems)
             return BalancingOptions(redundant, policy, None, None)
         interval = self.interval_steps or (1_000 if has_prompts_only else 10_000)
         window = self.window_steps or min(MOST_STEPS, max(1, interval // 10))

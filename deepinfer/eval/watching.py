@@ -100,11 +100,13 @@ class WatchingDriver(WrappedDriver):
         """Return how often experts were chosen so far, layer by layer."""
         return tuple(ExpertLoad(layer, tuple(rows.tolist())) for layer, rows in enumerate(self._chosen.values()))
 
-    def loads(self) -> list[list[list[int]]]:
-        """Return how often each expert was chosen, nested as steps, layers, experts; draft stages are left out."""
-        layers = [len(rows) for rows in self._chosen.values()]
-        alike = layers.count(layers[0]) if layers else 0
-        return [[rows.tolist() for rows in step[:alike]] for step in self._steps]
+    def loads(self, layers: int) -> list[list[list[int]]]:
+        """Return how often each expert was chosen, nested as steps, layers, experts.
+
+        Args:
+            layers: of the model; the draft stages behind them are left out.
+        """
+        return [[rows.tolist() for rows in step[:layers]] for step in self._steps]
 
     def _watched_attention(self, function: OpFunction, options: OpOptions) -> OpFunction:
         codec = self._inner.op_groups(options)["codec"]

@@ -75,7 +75,7 @@ def test_the_load_counts_every_choice_of_a_valid_row() -> None:
     loads = watching.experts()
     assert [sum(each.rows) for each in loads] == [2 * len(PROMPT)] * 7
     assert all(len(each.rows) == 8 and each.busiest_to_mean >= 1 for each in loads)
-    (step,) = watching.loads()
+    (step,) = watching.loads(7)
     assert step == [list(each.rows) for each in loads]
     assert ExpertLoad(0, (3, 1, 0, 0)).busiest_to_mean == 3.0
     assert ExpertLoad(0, (0, 0)).busiest_to_mean == 0.0
@@ -130,4 +130,4 @@ def test_a_report_with_internals_is_written_whole(tmp_path: Path) -> None:
 def test_what_an_engine_measures_at_its_start_is_not_watched() -> None:
     options = EngineOptions(num_blocks=16, max_num_seqs=2, num_speculative_tokens=3, variable_verification=True)
     _, watching = watched_llm(None, "cpu_ref", options, drafts=3)
-    assert (watching.loads(), watching.attention(), watching.experts()) == ([], (), ())
+    assert (watching.loads(7), watching.attention(), watching.experts()) == ([], (), ())
