@@ -178,9 +178,9 @@ class Packing:
         cold_PH = order_AR[at_H, place_PH]
         gap_PH = self.load_LR[layer_H, hot_H] - self.load_LR[layer_H, cold_PH]
         taken_KPH = np.ascontiguousarray(self.weight_LRK[layer_H, cold_PH].transpose(2, 0, 1))
-        given_KPH = self.weight_LRK[layer_H, hot_H].T[:, None] * np.int32(2) - gap_PH
+        given_KH = np.ascontiguousarray(self.weight_LRK[layer_H, hot_H].T)
         # Moving d from hot to cold makes the heavier of the two ((hot + cold) + |2 d - gap|) / 2.
-        miss_KKPH = given_KPH[:, None] - (taken_KPH + taken_KPH)
+        miss_KKPH = (2 * given_KH[:, None] - gap_PH)[:, None] - 2 * taken_KPH
         np.abs(miss_KKPH, out=miss_KKPH)
         if asks_first:
             expert_KH = self.layout_LRK[layer_H, hot_H].T
