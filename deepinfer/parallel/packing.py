@@ -145,7 +145,7 @@ class Packing:
         for turn, hot in enumerate(hots):
             layers = np.flatnonzero((self.load_LR.max(axis=1) > limit_L) & (fruitless_L <= ranks // hot))
             if not layers.size:
-                return
+                continue  # a layer that gave up in pairs looks again in groups, whether or not others still do
             # Most best swaps are allowed, and asking is dear: only layers that had none in the last round ask first.
             for asks_first in (False, True):
                 some = layers[(fruitless_L[layers] > 0) == asks_first]
