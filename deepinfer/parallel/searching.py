@@ -19,11 +19,11 @@ from deepinfer.parallel.packing import Packing, hand_out, slot_weights
 from deepinfer.parallel.placement import Layout, copies_of
 from deepinfer.parallel.shares import SHARE_UNIT, busiest_loads
 
-_WAYS: Final = ((2, 5), (2, 6), (3, 5), (4, 4), (5, 3), (6, 2), (8, 0), (5, 0), (3, 0), (0, 0))
+_WAYS: Final = ((2, 4), (2, 6), (3, 5), (4, 4), (5, 3), (6, 2), (8, 0), (5, 0), (3, 0), (0, 0))
 """Eighths of the redundant slots to the hottest experts and against scatter, the rest to the coldest; where one fails,
 the next is tried.
 
-The first leaves an eighth to the coldest, as a reserve against drift. Any expert may become hot, and a second copy
+The first leaves a quarter to the coldest, as a reserve against drift. Any expert may become hot, and a second copy
 halves that; but where a lone copy was heavy before, the rest of its rank is light and has room. The reserve is taken
 from what saves the least scatter, so that it costs next to nothing while nothing changes, and it is given away first.
 """
