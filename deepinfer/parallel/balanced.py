@@ -64,14 +64,14 @@ class BalancedPolicy:
         layers, kept_LS, candidate_LS = layers[pays], kept_LS[pays], candidate_LS[pays]
         if not layers.size:
             return planned_LS
-        whole = window.of_layers(layers)
         if window.steps > 1:
-            # That a change pays is settled; what it is may be chosen with all that is known.
+            # That a change pays is settled; what it is may be chosen with all that is known. A single step is known.
+            whole = window.of_layers(layers)
             candidate_LS = search.best(whole, kept_LS)
-        is_better = busiest_loads(whole, candidate_LS, ranks).sum(axis=0) < busiest_loads(whole, kept_LS, ranks).sum(
-            axis=0
-        )
-        planned_LS[layers[is_better]] = candidate_LS[is_better]
+            candidate, kept = (busiest_loads(whole, each_LS, ranks).sum(axis=0) for each_LS in (candidate_LS, kept_LS))
+            is_better = candidate < kept
+            layers, candidate_LS = layers[is_better], candidate_LS[is_better]
+        planned_LS[layers] = candidate_LS
         return planned_LS
 
     def _pays(self, window: LoadWindow, kept_LS: Layout, candidate_LS: Layout, ranks: int) -> NDArray[np.int64]:

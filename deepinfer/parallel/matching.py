@@ -13,7 +13,7 @@ def relabelled(new_LRK: NDArray[np.int32], old_LRK: NDArray[np.int32], experts: 
     """Return the new layout with ranks renumbered so that they overlap the old ones, the largest overlaps first."""
     layers, ranks, _ = new_LRK.shape
     layer_L = np.arange(layers)
-    overlap_LOR = np.matmul(_held(old_LRK, experts), _held(new_LRK, experts).transpose(0, 2, 1)).astype(np.int32)
+    overlap_LOR = _overlaps(old_LRK, new_LRK, experts)
     flat = overlap_LOR.reshape(layers, -1)
     result = np.empty_like(new_LRK)
     for _ in range(ranks):
@@ -43,9 +43,17 @@ def in_old_places(new_LRK: NDArray[np.int32], old_LRK: NDArray[np.int32]) -> NDA
     return result
 
 
-def _held(layout_LRK: NDArray[np.int32], experts: int) -> NDArray[np.float32]:
-    """Return 1 where a rank holds an expert; float32 is exact for such sums, and its product is quick."""
-    layers, ranks, _ = layout_LRK.shape
-    held_LRE = np.zeros((layers, ranks, experts), dtype=np.float32)
-    held_LRE[np.arange(layers)[:, None, None], np.arange(ranks)[None, :, None], layout_LRK] = 1
-    return held_LRE
+def _overlaps(old_LRK: NDArray[np.int32], new_LRK: NDArray[np.int32], experts: int) -> NDArray[np.signedinteger]:
+    """Return how many experts each old rank shares with each new one [L, O, N], in bytes where they can hold it."""
+    layers, ranks, slots = new_LRK.shape
+    layer_L11 = np.arange(layers)[:, None, None]
+    counter = np.int8 if slots <= np.iinfo(np.int8).max else np.int32
+    # One row more than there are experts, which no rank holds, for what an old rank holds a second time.
+    held_LER = np.zeros((layers, experts + 1, ranks), dtype=counter)
+    held_LER[layer_L11, new_LRK, np.arange(ranks)[:, None]] = 1
+    overlap_LOR = np.zeros((layers, ranks, ranks), dtype=counter)
+    for slot in range(slots):
+        expert_LR = old_LRK[:, :, slot]
+        is_repeated_LR = (old_LRK[:, :, :slot] == expert_LR[:, :, None]).any(axis=2)
+        overlap_LOR += held_LER[layer_L11[:, :, 0], np.where(is_repeated_LR, experts, expert_LR)]
+    return overlap_LOR

@@ -97,9 +97,7 @@ class Packing:
         """Deal all copies, heaviest first, one to each rank in turn, the lightest rank first in each turn."""
         layers = weight_LE.shape[0]
         order_LE = np.argsort(-weight_LE, axis=1, kind="stable")
-        dealt_LS = np.stack(
-            [np.repeat(order, copies[order]) for order, copies in zip(order_LE, copies_LE, strict=True)]
-        )
+        dealt_LS = np.repeat(order_LE, np.take_along_axis(copies_LE, order_LE, axis=1).ravel()).reshape(layers, -1)
         turns = dealt_LS.shape[1] // ranks
         layout_LRK = np.empty((layers, ranks, turns), dtype=np.int32)
         load_LR = np.zeros((layers, ranks), dtype=np.int64)
@@ -147,16 +145,15 @@ class Packing:
         for turn, hot in enumerate(hots):
             layers = np.flatnonzero((self.load_LR.max(axis=1) > limit_L) & (fruitless_L <= ranks // hot))
             if not layers.size:
-                return
+                continue  # a layer that gave up in pairs looks again in groups, whether or not others still do
             # Most best swaps are allowed, and asking is dear: only layers that had none in the last round ask first.
             for asks_first in (False, True):
                 some = layers[(fruitless_L[layers] > 0) == asks_first]
                 if some.size:
-                    swapped = self._swap_round(
+                    is_swapped_L = self._swap_round(
                         some, limit_L, hot=hot, partners=ranks // hot - 1, shift=turn, asks_first=asks_first
                     )
-                    is_fruitless = ~np.isin(some, swapped)
-                    fruitless_L[some] = np.where(is_fruitless, fruitless_L[some] + 1, 0)
+                    fruitless_L[some] = np.where(is_swapped_L[some], 0, fruitless_L[some] + 1)
 
     def _swap_round(
         self,
@@ -167,37 +164,38 @@ class Packing:
         partners: int,
         shift: int,
         asks_first: bool,
-    ) -> NDArray[np.int64]:
-        """Let each of the hottest ranks do its best swap with one of its own partners; return where some were done."""
-        layer_A1 = layers[:, None]
+    ) -> NDArray[np.bool_]:
+        """Let each of the hottest ranks do its best swap with one of its own partners; return where some were done.
+
+        Only ranks above their limit (H of them, over all layers) look for one. All pairs of slots of all pairs of ranks
+        are compared with the ranks innermost, where numpy is quick.
+        """
         order_AR = np.argsort(self.load_LR[layers], axis=1, kind="stable")
         hot_AG = order_AR[:, : -hot - 1 : -1]
-        cold_APG = np.roll(order_AR[:, : hot * partners], shift, axis=1).reshape(-1, partners, hot)
-        hot_load_AG = self.load_LR[layer_A1, hot_AG]
-        gap_APG = hot_load_AG[:, None] - self.load_LR[layer_A1[:, :, None], cold_APG]
-        given_AGK = self.weight_LRK[layer_A1, hot_AG]
-        taken_APGK = self.weight_LRK[layer_A1[:, :, None], cold_APG]
+        at_H, group_H = np.nonzero(self.load_LR[layers[:, None], hot_AG] > limit_L[layers, None])
+        layer_H, hot_H = layers[at_H], hot_AG[at_H, group_H]
+        place_PH = (np.arange(partners)[:, None] * hot + group_H - shift) % (hot * partners)
+        cold_PH = order_AR[at_H, place_PH]
+        gap_PH = self.load_LR[layer_H, hot_H] - self.load_LR[layer_H, cold_PH]
+        taken_KPH = np.ascontiguousarray(self.weight_LRK[layer_H, cold_PH].transpose(2, 0, 1))
+        given_KH = np.ascontiguousarray(self.weight_LRK[layer_H, hot_H].T)
         # Moving d from hot to cold makes the heavier of the two ((hot + cold) + |2 d - gap|) / 2.
-        miss = given_AGK[:, None, :, :, None] - taken_APGK[..., None, :]
-        miss += miss
-        miss -= gap_APG[..., None, None]
-        np.abs(miss, out=miss)
+        miss_KKPH = (2 * given_KH[:, None] - gap_PH)[:, None] - 2 * taken_KPH
+        np.abs(miss_KKPH, out=miss_KKPH)
         if asks_first:
-            expert_AGK = self.layout_LRK[layer_A1, hot_AG]
-            other_APGK = self.layout_LRK[layer_A1[:, :, None], cold_APG]
-            is_same = expert_AGK[:, None, :, :, None] == other_APGK[..., None, :]
-            miss[is_same.any(axis=-1)[..., None] | is_same.any(axis=-2)[..., None, :]] = np.iinfo(np.int32).max
-        slots = miss.shape[-1]
-        miss = miss.reshape(*gap_APG.shape, slots * slots)
-        pair_APG = miss.argmin(axis=-1)
-        change_APG = np.take_along_axis(miss, pair_APG[..., None], axis=-1)[..., 0] - gap_APG
-        partner_AG = change_APG.argmin(axis=1)
-        change_AG = np.take_along_axis(change_APG, partner_AG[:, None], axis=1)[:, 0]
-        at, group = np.nonzero((change_AG < 0) & (hot_load_AG > limit_L[layers, None]))
-        pair = pair_APG[at, partner_AG[at, group], group]
-        return self._swap(
-            layers[at], hot_AG[at, group], pair // slots, cold_APG[at, partner_AG[at, group], group], pair % slots
-        )
+            expert_KH = self.layout_LRK[layer_H, hot_H].T
+            other_KPH = self.layout_LRK[layer_H, cold_PH].transpose(2, 0, 1)
+            is_same = expert_KH[:, None, None] == other_KPH
+            miss_KKPH[is_same.any(axis=1)[:, None] | is_same.any(axis=0)] = np.iinfo(np.int32).max
+        slots = miss_KKPH.shape[0]
+        miss_QPH = miss_KKPH.reshape(slots * slots, *cold_PH.shape)
+        least_PH = miss_QPH.min(axis=0)
+        change_PH = least_PH - gap_PH
+        partner_H = change_PH.argmin(axis=0)
+        helps = np.flatnonzero(change_PH[partner_H, np.arange(partner_H.size)] < 0)
+        partner_H = partner_H[helps]
+        pair_H = (miss_QPH[:, partner_H, helps] == least_PH[partner_H, helps]).argmax(axis=0)
+        return self._swap(layer_H[helps], hot_H[helps], pair_H // slots, cold_PH[partner_H, helps], pair_H % slots)
 
     def _swap(
         self,
@@ -206,8 +204,8 @@ class Packing:
         slot: NDArray[np.int64],
         other_rank: NDArray[np.int64],
         other_slot: NDArray[np.int64],
-    ) -> NDArray[np.int64]:
-        """Swap slots of disjoint ranks, unless an expert would meet itself; return the layers of swaps."""
+    ) -> NDArray[np.bool_]:
+        """Swap slots of disjoint ranks, unless an expert would meet itself; return in which layers one was done."""
         expert, other = self.layout_LRK[layer, rank, slot], self.layout_LRK[layer, other_rank, other_slot]
         meets = (self.layout_LRK[layer, other_rank] == expert[:, None]).any(axis=1)
         meets |= (self.layout_LRK[layer, rank] == other[:, None]).any(axis=1)
@@ -218,4 +216,6 @@ class Packing:
         self.weight_LRK[layer, rank, slot], self.weight_LRK[layer, other_rank, other_slot] = other_weight, weight
         self.load_LR[layer, rank] += other_weight - weight
         self.load_LR[layer, other_rank] += weight - other_weight
-        return layer
+        is_swapped_L = np.zeros(self.load_LR.shape[0], dtype=np.bool_)
+        is_swapped_L[layer] = True
+        return is_swapped_L

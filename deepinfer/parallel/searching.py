@@ -19,8 +19,14 @@ from deepinfer.parallel.packing import Packing, hand_out, slot_weights
 from deepinfer.parallel.placement import Layout, copies_of
 from deepinfer.parallel.shares import SHARE_UNIT, busiest_loads
 
-_WAYS: Final = ((2, 6), (3, 5), (4, 4), (5, 3), (6, 2), (8, 0), (5, 0), (3, 0), (0, 0))
-"""Eighths of the redundant slots to the hottest experts and against scatter; where one fails, the next is tried."""
+_WAYS: Final = ((2, 4), (2, 6), (3, 5), (4, 4), (5, 3), (6, 2), (8, 0), (5, 0), (3, 0), (0, 0))
+"""Eighths of the redundant slots to the hottest experts and against scatter, the rest to the coldest; where one fails,
+the next is tried.
+
+The first leaves a quarter to the coldest, as a reserve against drift. Any expert may become hot, and a second copy
+halves that; but where a lone copy was heavy before, the rest of its rank is light and has room. The reserve is taken
+from what saves the least scatter, so that it costs next to nothing while nothing changes, and it is given away first.
+"""
 _NEVER: Final = np.iinfo(np.int64).max
 _GOOD: Final = ONE // 2**7
 _EVEN: Final = ONE // 2**13
@@ -63,7 +69,8 @@ class _Handed:
     @classmethod
     def out(cls, demand: _Demand, redundant: int, ranks: int, way: tuple[int, int]) -> _Handed:
         to_hottest = redundant * way[0] // 8
-        to_scatter = redundant - to_hottest if sum(way) == 8 else redundant * way[1] // 8
+        to_coldest = redundant * (8 - sum(way)) // 8
+        to_scatter = redundant - to_hottest - to_coldest if way[1] else 0
         copies_LE = hand_out(demand.total_LE, redundant, ranks, to_hottest=to_hottest, to_scatter=to_scatter)
         return cls(copies_LE, slot_weights(demand.total_LE, copies_LE, demand.lone_L, ONE), ranks)
 
@@ -155,7 +162,7 @@ class Search:
     def _packed(self, handed: _Handed, scatter_L: NDArray[np.int64]) -> Packing:
         packing = Packing.dealt(handed.weight_LE, handed.copies_LE, self.ranks)
         limit_L = packing.limits(np.maximum(scatter_L // 8, _EVEN), ONE)
-        packing.even_out(limit_L, pair_rounds=8, group_rounds=16)
+        packing.even_out(limit_L, pair_rounds=8, group_rounds=24)
         return packing
 
     def _is_worth_it(self, window: LoadWindow, old_LS: Layout, near_LS: Layout, anew_LS: Layout) -> NDArray[np.bool_]:

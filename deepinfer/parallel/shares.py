@@ -16,6 +16,8 @@ from deepinfer.parallel.placement import Layout, copies_of
 
 SHARE_UNIT: Final = 720_720
 """Divisible by every number of copies up to 16, so that those shares are exact; beyond, they round down."""
+_MOST_SHARES: Final = 2**14
+"""Shares worked on at once, which is what the nearest caches hold."""
 
 
 def shares(loads: NDArray[np.int64], copies: NDArray[np.int64] | np.int64) -> NDArray[np.int64]:
@@ -27,10 +29,12 @@ def busiest_loads(window: LoadWindow, layout_LS: Layout, ranks: int) -> NDArray[
     """Return the load of the busiest rank, in units, for each step and layer."""
     copies_LE = copies_of(layout_LS, window.experts)
     busiest = np.empty((window.steps, window.layers), dtype=np.int64)
-    for layer in range(window.layers):  # layer by layer, so that a long window needs little memory
-        shares_TE = shares(window.counts_TLE[:, layer], copies_LE[layer])
-        ranks_TR = shares_TE[:, layout_LS[layer]].reshape(window.steps, ranks, -1).sum(axis=2)
-        busiest[:, layer] = ranks_TR.max(axis=1)
+    some = max(1, _MOST_SHARES // (window.steps * layout_LS.shape[1]))
+    for begin in range(0, window.layers, some):  # a few layers at a time, so that a long window needs little memory
+        layers = slice(begin, begin + some)
+        shares_TLE = shares(window.counts_TLE[:, layers], copies_LE[layers])
+        shares_TLS = shares_TLE[:, np.arange(shares_TLE.shape[1])[:, None], layout_LS[layers]]
+        busiest[:, layers] = shares_TLS.reshape(*shares_TLE.shape[:2], ranks, -1).sum(axis=3).max(axis=2)
     return busiest
 
 
