@@ -243,3 +243,10 @@ def test_the_environment_varies_lengths_only_where_there_are_drafts() -> None:
     assert (asked.variable_verification, asked.cost_curves) == (False, "/mine")
     with pytest.raises(ArgumentError, match="set num_speculative_tokens as well"):
         EngineOptions(variable_verification=True)
+
+
+def test_steps_counted_for_a_plan_that_nobody_makes_are_refused() -> None:
+    asked = EngineOptions(expert_parallel_size=2, expert_balancing_interval=4)
+    with pytest.raises(ArgumentError, match="expert_balancing_interval=4: nothing is balanced"):
+        asked.under(Settings())
+    assert asked.under(Settings(redundant_experts=2)).expert_balancing == "balanced"
