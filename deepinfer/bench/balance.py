@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from deepinfer.parallel.loads import LoadWindow
 from deepinfer.parallel.placement import Layout, PlacementShape
 from deepinfer.parallel.policies import POLICY_NAMES, make_policy
 from deepinfer.parallel.shares import busiest_over_mean
+
+PLANNINGS = 5
+"""How often each plan is made: processors that others use change their speed from moment to moment."""
 
 EXPERT_BYTES = 18_800_640
 """Weights and scales of one expert of V4.1-Flash."""
@@ -104,7 +108,7 @@ class BalanceResult:
         next_ratio: on the window after it.
         moved_slots: slots of a layer that hold another expert than before.
         bytes: bytes that all layers' moves bring to another rank.
-        seconds: processor time of planning all layers.
+        seconds: processor time of planning all layers, the median of a few times.
         over_greedy: next_ratio less that of ``greedy``, mean of the continuations' differences.
         over_greedy_error: standard error of ``over_greedy``; 0 with a single continuation.
     """
@@ -178,17 +182,19 @@ def _noiseless(settings: BalanceSettings, load: str, clock: Clock) -> list[Balan
 
 
 def _plan(settings: BalanceSettings, name: str, window: LoadWindow, layout_LS: Layout, clock: Clock) -> _Planned:
-    policy = make_policy(name)
-    begun = clock()
-    planned_LS = policy.plan(window, layout_LS, settings.ranks)
-    seconds = clock() - begun
+    seconds = []
+    for _ in range(PLANNINGS):
+        policy = make_policy(name)
+        begun = clock()
+        planned_LS = policy.plan(window, layout_LS, settings.ranks)
+        seconds.append(clock() - begun)
     exchange = plan_exchange(layout_LS, planned_LS, settings.ranks, (ExpertPart("expert", settings.expert_bytes),))
     return _Planned(
         layout_LS=planned_LS,
         planning_ratio=float(busiest_over_mean(window, planned_LS, settings.ranks).mean()),
         moved_slots=len(exchange.moves) / settings.layers,
         bytes=exchange.nbytes,
-        seconds=seconds,
+        seconds=median(seconds),
     )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from deepinfer.sampling.grammar.specification import StructuredOutputs
     from deepinfer.sampling.params import SamplingParams
 
-DEFAULT_PROMPT: Final = "Once upon a time"
+DEFAULT_PROMPT: Final = "Why is the sky blue?"
 
 _Prompts = list[str | list[int]]
 
