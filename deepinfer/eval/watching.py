@@ -127,8 +127,7 @@ class WatchingDriver(WrappedDriver):
                 long_range = None
             keys = _Keys(codec, own_records_Tb, window, long_range, window_size, step)
             masses = _masses(query_THC, keys, sinks_H, step)
-            held = self._tally(self._masses, sinks_H, masses)
-            held += masses
+            self._add(self._masses, sinks_H, masses)
             return function(query_THC, own_records_Tb, window, long_range, sinks_H, window_size, step)
 
         return sparse
@@ -143,20 +142,20 @@ class WatchingDriver(WrappedDriver):
                 raise TypeError(message)
             experts = routing.experts_Tk[routing.experts_Tk >= 0].cpu()
             chosen = torch.bincount(experts, minlength=len(router.bias_E))
-            held = self._tally(self._chosen, router.bias_E, chosen)
-            held += chosen
-            if held is next(iter(self._chosen.values())):  # the first layer begins a step
+            self._add(self._chosen, router.bias_E, chosen)
+            if next(iter(self._chosen)) == router.bias_E.data_ptr():  # the first layer begins a step
                 self._steps.append([])
             self._steps[-1].append(chosen)
             return routing
 
         return route
 
-    def _tally(self, tallies: dict[int, Tensor], weight: Tensor, like: Tensor) -> Tensor:
+    def _add(self, tallies: dict[int, Tensor], weight: Tensor, counts: Tensor) -> None:
+        """Add counts to those of the layer that owns a weight."""
         if weight.data_ptr() not in tallies:
-            tallies[weight.data_ptr()] = torch.zeros_like(like)
+            tallies[weight.data_ptr()] = torch.zeros_like(counts)
             self._weights.append(weight)
-        return tallies[weight.data_ptr()]
+        tallies[weight.data_ptr()] += counts
 
 
 class _Keys:
