@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from statistics import median
+from typing import Protocol
 
 import numpy as np
 
@@ -23,6 +24,21 @@ PLANNINGS = 5
 
 EXPERT_BYTES = 18_800_640
 """Weights and scales of one expert of V4.1-Flash."""
+
+
+Ratios = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+
+class Placement(Protocol):
+    """Sizes that a plan needs."""
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that share the experts."""
+
+    @property
+    def expert_bytes(self) -> int:
+        """What one slot weighs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +160,39 @@ def run_balance(
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
+class Planned:
+    """One plan of a policy, and what it costs; figures as in :class:`BalanceResult`."""
+
     layout_LS: Layout
     planning_ratio: float
     moved_slots: float
     bytes: int
     seconds: float
+
+
+def measured_plan(settings: Placement, name: str, window: LoadWindow, layout_LS: Layout, clock: Clock) -> Planned:
+    """Let a policy plan from a window and the layout before it; how long that takes is the median of a few times."""
+    seconds = []
+    for _ in range(PLANNINGS):
+        policy = make_policy(name)
+        begun = clock()
+        planned_LS = policy.plan(window, layout_LS, settings.ranks)
+        seconds.append(clock() - begun)
+    exchange = plan_exchange(layout_LS, planned_LS, settings.ranks, (ExpertPart("expert", settings.expert_bytes),))
+    return Planned(
+        layout_LS=planned_LS,
+        planning_ratio=float(busiest_over_mean(window, planned_LS, settings.ranks).mean()),
+        moved_slots=len(exchange.moves) / len(layout_LS),
+        bytes=exchange.nbytes,
+        seconds=median(seconds),
+    )
+
+
+def over_greedy(ratios: Ratios, greedy_ratios: Ratios) -> tuple[float, float]:
+    """Return the mean of the differences and its standard error, 0 with a single one."""
+    differences = ratios - greedy_ratios
+    error = differences.std(ddof=1) / np.sqrt(differences.size) if differences.size > 1 else 0.0
+    return round(float(differences.mean()), 6), round(float(error), 6)
 
 
 def _drifting(settings: BalanceSettings, load: str, drift: float, clock: Clock) -> list[BalanceResult]:
@@ -163,7 +206,7 @@ def _drifting(settings: BalanceSettings, load: str, drift: float, clock: Clock) 
         start_LS = make_policy("balanced" if name == "keep" else name).plan(
             first, settings.start_up_layout, settings.ranks
         )
-        planned[name] = _plan(settings, name, second, start_LS, clock)
+        planned[name] = measured_plan(settings, name, second, start_LS, clock)
     ratios = {name: np.empty(settings.continuations) for name in POLICY_NAMES}
     for number in range(settings.continuations):
         after = stream.continued(settings.seed, number + 1)
@@ -176,38 +219,20 @@ def _drifting(settings: BalanceSettings, load: str, drift: float, clock: Clock) 
 
 def _noiseless(settings: BalanceSettings, load: str, clock: Clock) -> list[BalanceResult]:
     step = LoadStream(load, settings.load_shape, settings.seed).noiseless_step()
-    planned = {name: _plan(settings, name, step, settings.start_up_layout, clock) for name in POLICY_NAMES}
+    planned = {name: measured_plan(settings, name, step, settings.start_up_layout, clock) for name in POLICY_NAMES}
     ratios = {name: np.array([planned[name].planning_ratio]) for name in POLICY_NAMES}
     return [_result(load, None, name, planned[name], ratios[name], ratios["greedy"]) for name in POLICY_NAMES]
-
-
-def _plan(settings: BalanceSettings, name: str, window: LoadWindow, layout_LS: Layout, clock: Clock) -> _Planned:
-    seconds = []
-    for _ in range(PLANNINGS):
-        policy = make_policy(name)
-        begun = clock()
-        planned_LS = policy.plan(window, layout_LS, settings.ranks)
-        seconds.append(clock() - begun)
-    exchange = plan_exchange(layout_LS, planned_LS, settings.ranks, (ExpertPart("expert", settings.expert_bytes),))
-    return _Planned(
-        layout_LS=planned_LS,
-        planning_ratio=float(busiest_over_mean(window, planned_LS, settings.ranks).mean()),
-        moved_slots=len(exchange.moves) / settings.layers,
-        bytes=exchange.nbytes,
-        seconds=median(seconds),
-    )
 
 
 def _result(
     load: str,
     drift: float | None,
     name: str,
-    planned: _Planned,
-    ratios: np.ndarray[tuple[int], np.dtype[np.float64]],
-    greedy_ratios: np.ndarray[tuple[int], np.dtype[np.float64]],
+    planned: Planned,
+    ratios: Ratios,
+    greedy_ratios: Ratios,
 ) -> BalanceResult:
-    differences = ratios - greedy_ratios
-    error = differences.std(ddof=1) / np.sqrt(differences.size) if differences.size > 1 else 0.0
+    difference, error = over_greedy(ratios, greedy_ratios)
     return BalanceResult(
         load=load,
         drift=drift,
@@ -217,6 +242,6 @@ def _result(
         moved_slots=round(planned.moved_slots, 3),
         bytes=planned.bytes,
         seconds=round(planned.seconds, 4),
-        over_greedy=round(float(differences.mean()), 6),
-        over_greedy_error=round(float(error), 6),
+        over_greedy=difference,
+        over_greedy_error=error,
     )

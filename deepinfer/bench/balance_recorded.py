@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 
 import numpy as np
 
-from deepinfer.bench.balance import EXPERT_BYTES, BalanceResult
+from deepinfer.bench.balance import EXPERT_BYTES, BalanceResult, Planned, Ratios, measured_plan, over_greedy
 from deepinfer.bench.environment import describe_environment
 from deepinfer.bench.report import BenchReport, Clock, Tick, counts_below, no_tick
 from deepinfer.errors import ArgumentError
-from deepinfer.parallel.exchange import ExpertPart, plan_exchange
 from deepinfer.parallel.load_file import read_loads
 from deepinfer.parallel.loads import LoadWindow
 from deepinfer.parallel.placement import PlacementShape
-from deepinfer.parallel.policies import POLICY_NAMES, make_policy
+from deepinfer.parallel.policies import POLICY_NAMES
 from deepinfer.parallel.shares import busiest_over_mean
 
 RECORDED = "recorded"
@@ -60,14 +60,12 @@ def run_recorded(
         ArgumentError: fewer than two windows were recorded, or the slots cannot hold the experts.
     """
     windows = _windows(settings)
-    ratios = {}
-    results = []
+    walks = {}
     for name in POLICY_NAMES:
-        result, ratios[name] = _walk(settings, name, windows, clock)
-        results.append(result)
+        walks[name] = _walk(settings, name, windows, clock)
         tick()
-    compared = tuple(_beside(result, ratios[result.policy] - ratios["greedy"]) for result in results)
-    return BenchReport("balance", settings, describe_environment(), compared)
+    results = tuple(_result(name, *walks[name], walks["greedy"][1]) for name in POLICY_NAMES)
+    return BenchReport("balance", settings, describe_environment(), results)
 
 
 def _windows(settings: RecordedSettings) -> list[LoadWindow]:
@@ -86,36 +84,30 @@ def _windows(settings: RecordedSettings) -> list[LoadWindow]:
 
 def _walk(
     settings: RecordedSettings, name: str, windows: list[LoadWindow], clock: Clock
-) -> tuple[BalanceResult, np.ndarray[tuple[int], np.dtype[np.float64]]]:
-    policy = make_policy(name)
+) -> tuple[list[Planned], Ratios]:
+    """Return a policy's plans, and busiest over mean of each on the window after it."""
     _, layers, experts = windows[0].counts_TLE.shape
     redundant = settings.ranks * settings.slots_per_rank - experts
     layout_LS = PlacementShape(layers, experts, settings.ranks, redundant).start_up_layout()
-    planning, judged, moved, nbytes, seconds = [], [], 0, 0, 0.0
+    plans, judged = [], []
     for window, after in itertools.pairwise(windows):
-        begun = clock()
-        planned_LS = policy.plan(window, layout_LS, settings.ranks)
-        seconds += clock() - begun
-        exchange = plan_exchange(layout_LS, planned_LS, settings.ranks, (ExpertPart("expert", settings.expert_bytes),))
-        moved, nbytes, layout_LS = moved + len(exchange.moves), nbytes + exchange.nbytes, planned_LS
-        planning.append(float(busiest_over_mean(window, layout_LS, settings.ranks).mean()))
+        plans.append(measured_plan(settings, name, window, layout_LS, clock))
+        layout_LS = plans[-1].layout_LS
         judged.append(float(busiest_over_mean(after, layout_LS, settings.ranks).mean()))
-    plans = len(judged)
-    result = BalanceResult(
+    return plans, np.array(judged)
+
+
+def _result(name: str, plans: list[Planned], judged: Ratios, greedy_judged: Ratios) -> BalanceResult:
+    difference, error = over_greedy(judged, greedy_judged)
+    return BalanceResult(
         load=RECORDED,
         drift=None,
         policy=name,
-        planning_ratio=round(float(np.mean(planning)), 6),
-        next_ratio=round(float(np.mean(judged)), 6),
-        moved_slots=round(moved / layers / plans, 3),
-        bytes=nbytes // plans,
-        seconds=round(seconds / plans, 4),
-        over_greedy=0.0,
-        over_greedy_error=0.0,
+        planning_ratio=round(mean(each.planning_ratio for each in plans), 6),
+        next_ratio=round(float(judged.mean()), 6),
+        moved_slots=round(mean(each.moved_slots for each in plans), 3),
+        bytes=sum(each.bytes for each in plans) // len(plans),
+        seconds=round(mean(each.seconds for each in plans), 4),
+        over_greedy=difference,
+        over_greedy_error=error,
     )
-    return result, np.array(judged)
-
-
-def _beside(result: BalanceResult, differences: np.ndarray[tuple[int], np.dtype[np.float64]]) -> BalanceResult:
-    error = differences.std(ddof=1) / np.sqrt(differences.size) if differences.size > 1 else 0.0
-    return replace(result, over_greedy=round(float(differences.mean()), 6), over_greedy_error=round(float(error), 6))
