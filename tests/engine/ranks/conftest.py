@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +55,44 @@ class Seat:
         """Let a policy plan from now on that always moves."""
         self.spread._balancer._policy = turning = Turning()
         return turning
+
+
+class StageError(Exception):
+    """What goes wrong on the rank at fault."""
+
+
+class Strike:
+    """Something that goes wrong at an exchange of one rank, while the others wait for it."""
+
+    error = StageError
+
+    def __init__(self) -> None:
+        self._is_over = threading.Event()
+
+    def __call__(self, group: Any, stage: str, how: str, *, nth: int = 1) -> None:
+        """Let the nth exchange of that kind raise from now on, or never begin until :meth:`end`."""
+        inner, calls = group._inner, itertools.count(1)
+        right = getattr(inner, stage)
+
+        def struck(*arguments: Any) -> Any:
+            if next(calls) < nth:
+                return right(*arguments)
+            setattr(inner, stage, right)
+            if how == "is silent":
+                self._is_over.wait(60)
+            raise StageError(f"struck at {stage}")
+
+        setattr(inner, stage, struck)
+
+    def end(self) -> None:
+        """Wake who is silent: nobody waits for it any more."""
+        self._is_over.set()
+
+
+@pytest.fixture
+def strike() -> Strike:
+    """See :class:`Strike`."""
+    return Strike()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,53 +20,38 @@ DEADLINE_S = 2.0
 GRACE_S = 8.0  # what a busy machine may add
 
 
-class StageError(Exception):
-    """What goes wrong on the rank at fault."""
-
-
-def strike(group: Collectives, stage: str, how: str, over: threading.Event) -> None:
-    """Let the next exchange of that kind on this rank raise, or never begin while the others wait."""
-    inner: Any = group._inner  # type: ignore[attr-defined]
-    right = getattr(inner, stage)
-
-    def struck(*arguments: Any) -> torch.Tensor:
-        setattr(inner, stage, right)
-        if how == "raises":
-            raise StageError(f"struck at {stage}")
-        over.wait(60)
-        raise StageError("nobody waits any more")
-
-    setattr(inner, stage, struck)
-
-
 @pytest.mark.parametrize("how", ["raises", "is silent"])
 @pytest.mark.parametrize(
-    ("purpose", "stage"), [("host", "all_gather"), ("expert", "all_gather"), ("expert", "all_to_all")]
+    ("purpose", "stage", "nth"),
+    [
+        ("host", "all_gather", 1),
+        ("expert", "all_gather", 1),
+        ("expert", "all_to_all", 1),  # rows to their experts
+        ("expert", "all_to_all", 2),  # outputs back to be combined
+    ],
 )
 def test_the_others_raise_in_time_and_name_group_and_rank(
-    together: Together, purpose: str, stage: str, how: str
+    together: Together, strike: Any, purpose: str, stage: str, nth: int, how: str
 ) -> None:
-    over = threading.Event()
-
     def act(seat: Any) -> Any:
         engine, rank = seat.engine, seat.groups.rank
         engine.add_request("a", [5, 6, 7 + rank], SamplingParams(max_tokens=20, temperature=0, ignore_eos=True))
         engine.step()
         if rank == 1:
-            strike(getattr(seat.groups, "host" if purpose == "host" else "experts"), stage, how, over)
+            strike(getattr(seat.groups, "host" if purpose == "host" else "experts"), stage, how, nth=nth)
         begun = time.monotonic()
         try:
             engine.step()
-        except StageError as error:
+        except strike.error as error:
             return error, seat.groups.is_broken
         except LostRanksError as error:
             took_s = time.monotonic() - begun
-            over.set()
+            strike.end()
             return error, took_s
         return None
 
     first, fault, third = together(3, act, ReferenceDriver, expert_parallel_size=3, rank_deadline_s=DEADLINE_S)
-    assert isinstance(fault[0], StageError)
+    assert isinstance(fault[0], strike.error)
     assert fault[1]  # it knows that it can take part in nothing any more
     for error, took_s in (first, third):
         assert isinstance(error, LostRanksError)
@@ -84,14 +68,14 @@ def test_a_fault_of_a_driver_ends_the_requests_of_its_rank_only(together: Togeth
 
         def struck(*arguments: Any) -> Any:
             engine.worker.run = right
-            raise StageError("the driver failed")
+            raise ZeroDivisionError("the driver failed")
 
         if rank == 1:
             engine.worker.run = struck
         while seat.groups.votes.any_rank(says_yes=engine.has_unfinished_requests()):
             try:
                 records += engine.step()
-            except StageError as error:
+            except ZeroDivisionError as error:
                 faults.append(error)
         answer = records[-1].outputs[0]
         return answer.finish_reason, len(answer.token_ids), len(faults), seat.groups.is_broken

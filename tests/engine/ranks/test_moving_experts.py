@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -149,10 +148,6 @@ def test_steps_without_load_move_nothing_and_counting_goes_on(together: Together
         assert lively.planned_busiest_over_mean <= lively.busiest_over_mean
 
 
-class StageError(Exception):
-    """What goes wrong on the rank at fault."""
-
-
 @pytest.mark.parametrize(
     ("stage", "how"),
     [
@@ -162,50 +157,39 @@ class StageError(Exception):
         ("all_to_all", "is silent"),
     ],
 )
-def test_a_rank_that_fails_in_a_move_is_named_by_the_others_in_time(together: Together, stage: str, how: str) -> None:
-    over, deadline_s = threading.Event(), 5.0
-
-    def strike(seat: Any) -> None:
-        """Let the next exchange of that kind on this rank raise, or never begin while the others wait."""
-        inner = seat.groups.experts._inner
-        right = getattr(inner, stage)
-
-        def struck(*_: Any) -> torch.Tensor:
-            setattr(inner, stage, right)
-            if how == "is silent":
-                over.wait(60)
-            raise StageError(f"struck at {stage}")
-
-        setattr(inner, stage, struck)
+def test_a_rank_that_fails_in_a_move_is_named_by_the_others_in_time(
+    together: Together, strike: Any, stage: str, how: str
+) -> None:
+    deadline_s = 5.0
 
     def act(seat: Any) -> Any:
         engine, turning = seat.engine, seat.turn_experts()
         plan = turning.plan
 
         def struck_plan(*arguments: Any) -> Any:
-            strike(seat)
+            strike(seat.groups.experts, stage, how)
             return plan(*arguments)
 
         if seat.groups.rank == 1:
             if stage == "all_reduce_sum":  # which comes before the plan, and in nothing but a plan
-                strike(seat)
+                strike(seat.groups.experts, stage, how)
             else:
                 turning.plan = struck_plan
         engine.add_request("a", [5, 6, 7], PARAMS)
         begun_s = time.monotonic()
         try:
             engine.step()
-        except StageError as error:
+        except strike.error as error:
             return error, seat.groups.is_broken
         except LostRanksError as error:
             took_s = time.monotonic() - begun_s
-            over.set()
+            strike.end()
             return error, took_s
         return None
 
     options = {**EVERY_STEP, "rank_deadline_s": deadline_s}
     (error, took_s), fault = together(2, act, ReferenceDriver, expert_parallel_size=2, **options)
-    assert isinstance(fault[0], StageError)
+    assert isinstance(fault[0], strike.error)
     assert fault[1]
     assert isinstance(error, LostRanksError)
     assert error.missing == (1,)
