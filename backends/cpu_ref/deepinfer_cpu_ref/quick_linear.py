@@ -1,8 +1,8 @@
 """Dense and grouped projections in one call each.
 
-Wide matrices lie turned, out features fastest. A product with one row then adds up long runs of memory, which a
-processor fetches ahead twice as fast as it does the many short rows of the other layout; a few rows are multiplied one
-by one for the same reason.
+A product with few rows takes as long as reading its matrix, if the matrix product is put the right way: with one row as
+two halves in a batch, which two threads share; with a few rows as the matrix times the turned rows, which MKL computes
+without packing the matrix first.
 
 Legend: T rows, K in features, N out features, G groups.
 """
@@ -21,20 +21,15 @@ from deepinfer_cpu_ref.quick_memory import empty_weight
 from deepinfer_cpu_ref.weights import Matrix, PreparedMatrices, dequantise
 
 WIDE_FEATURES = 2048
-"""Matrices with so many out features are turned."""
+"""Matrices with so many out features gain from it."""
 
 FEW_ROWS = 8
-"""Up to so many rows are multiplied with a turned matrix one by one."""
-
-LEAST_HALVED = 2**23
-"""Elements from which on a matrix is worth a second thread: one thread alone does not use up the memory's speed."""
+"""Up to so many rows."""
 
 
 @dataclass(eq=False)
-class TurnedMatrices(PreparedMatrices):
-    """One matrix of which a turned copy [K, N] is kept, and nothing else: the matrix itself is a view of it."""
-
-    turned_KN: Tensor
+class WideMatrix(PreparedMatrices):
+    """One matrix with many out features, in huge pages."""
 
 
 @dataclass(eq=False)
@@ -53,11 +48,9 @@ class QuickLinear(CpuRefLinear):
         matrix = prepared.groups[0]
         if matrix.out_features < WIDE_FEATURES or matrix.weight_NK.dtype != torch.float32:
             return prepared
-        turned_KN = empty_weight(prepared.in_features, matrix.out_features).copy_(matrix.weight_NK.t())
-        view = Matrix(turned_KN.t(), matrix.out_features, matrix.quantises_input)
-        return TurnedMatrices(
-            prepared.name, prepared.nbytes, (view,), prepared.in_features, prepared.out_dtype, turned_KN
-        )
+        paged_NK = empty_weight(*matrix.weight_NK.shape).copy_(matrix.weight_NK)
+        paged = Matrix(paged_NK, matrix.out_features, matrix.quantises_input)
+        return WideMatrix(prepared.name, prepared.nbytes, (paged,), prepared.in_features, prepared.out_dtype)
 
     def dense(self, x_TK: Tensor, weight: PreparedWeight) -> Tensor:
         """See :meth:`LinearOps.dense`."""
@@ -68,9 +61,10 @@ class QuickLinear(CpuRefLinear):
             and x_TK.shape[1] == weight.in_features
             and x_TK.dtype == weight.groups[0].weight_NK.dtype == torch.float32
         ):
-            if isinstance(weight, TurnedMatrices) and 0 < x_TK.shape[0] <= FEW_ROWS:
-                return _row_by_row(x_TK, weight.turned_KN)
-            return F.linear(x_TK, weight.groups[0].weight_NK)
+            matrix_NK = weight.groups[0].weight_NK
+            if isinstance(weight, WideMatrix) and 0 < x_TK.shape[0] <= FEW_ROWS:
+                return _few_rows(x_TK, matrix_NK)
+            return F.linear(x_TK, matrix_NK)
         return super().dense(x_TK, weight)
 
     def prepare_grouped(self, stored: StoredWeight, groups: int) -> PreparedWeight:
@@ -96,21 +90,13 @@ class QuickLinear(CpuRefLinear):
         return super().grouped(x_TGK, weight)
 
 
-def _row_by_row(x_TK: Tensor, turned_KN: Tensor) -> Tensor:
-    in_features, out_features = turned_KN.shape
-    is_halved = turned_KN.numel() >= LEAST_HALVED and out_features % 2 == 0
-    if x_TK.shape[0] == 1 and not is_halved:
-        return torch.mm(x_TK, turned_KN)
-    product_TN = x_TK.new_empty((x_TK.shape[0], out_features))
-    if not is_halved:
-        for x_1K, product_1N in zip(torch.split(x_TK, 1), torch.split(product_TN, 1), strict=True):
-            torch.mm(x_1K, turned_KN, out=product_1N)
-        return product_TN
-    # A product with one row stays on one thread; a batch of two halves does not.
-    halves_2Kn = turned_KN.view(in_features, 2, -1).transpose(0, 1)
-    for x_1K, product_N in zip(torch.split(x_TK, 1), product_TN, strict=True):
-        torch.bmm(x_1K.expand(2, 1, -1), halves_2Kn, out=product_N.view(2, 1, -1))
-    return product_TN
+def _few_rows(x_TK: Tensor, weight_NK: Tensor) -> Tensor:
+    out_features, in_features = weight_NK.shape
+    if len(x_TK) > 1:
+        return torch.mm(weight_NK, x_TK.t()).t().contiguous()
+    halves = 2 if out_features % 2 == 0 else 1
+    halves_2nK = weight_NK.view(halves, -1, in_features)
+    return torch.bmm(halves_2nK, x_TK.t().expand(halves, -1, 1)).view(1, out_features)
 
 
 def _group_by_group(x_1GK: Tensor, turned_GKN: Tensor) -> Tensor:
