@@ -24,6 +24,8 @@ from deepinfer.engine.worker import Worker
 from deepinfer.sampling.verify_budget import CostCurve
 
 _LOG = logging.getLogger(__name__)
+_SMALL_SIZE = 8
+"""Up to so many rows a single one more can be dear or cheap: a product may take another way."""
 
 
 def progress_bar(doing: str, unit: str, total: int | None = None, *, is_wanted: bool = True) -> tqdm[None]:
@@ -44,9 +46,13 @@ def variation_problems(options: EngineOptions, plan: Plan) -> list[str]:
 
 
 def measured_sizes(graphs: GraphPlan) -> tuple[int, ...]:
-    """Return the rows whose cost is measured: each recorded size; without graphs powers of two, and the most."""
+    """Return the rows whose cost is measured: each recorded size; without graphs all small sizes and a choice above."""
+    if graphs.is_recorded:
+        return graphs.sizes
     most = graphs.sizes[-1]
-    return graphs.sizes if graphs.is_recorded else tuple(sorted({most, *(1 << p for p in range(most.bit_length()))}))
+    powers = [1 << p for p in range(most.bit_length())]
+    sizes = {*range(1, _SMALL_SIZE + 1), *powers, *(3 * power for power in powers), most}
+    return tuple(sorted(size for size in sizes if size <= most))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,10 @@ LEAST_STEPS = 10
 
 LEAST_SAMPLER_TIMES = 5
 NEWEST_SAMPLER_TIMES = 9
-_REMEMBERED_STEPS = 64
+NEWEST_TIMES = 9
+LEAST_TIMES = 3
+"""So many steps of one size say what that size costs, whatever the others suggest."""
+
 _LEAST_STEP_S = 1e-9
 _LEAST_SHARE = 0.1
 """No correction makes a step cheaper than this share of what was measured."""
@@ -72,13 +75,16 @@ class StepCosts:
 
     def __init__(self, measured: CostCurve) -> None:
         self.measured = measured
-        self._steps: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED_STEPS)
+        self._steps = 0
+        # By size, so that a size that is seldom run is not forgotten over one that is run all the time.
+        self._times: dict[int, deque[float]] = {}
         self._sampler_times: deque[float] = deque(maxlen=NEWEST_SAMPLER_TIMES)
         self._curve: CostCurve | None = measured
 
     def note(self, rows: int, step_s: float, sampler_s: float) -> None:
         """Remember what a step of so many rows took: the pass with its logits, and everything after them."""
-        self._steps.append((rows, step_s))
+        self._steps += 1
+        self._times.setdefault(rows, deque(maxlen=NEWEST_TIMES)).append(step_s)
         self._sampler_times.append(sampler_s)
         self._curve = None
 
@@ -89,25 +95,30 @@ class StepCosts:
 
     @property
     def curve(self) -> CostCurve:
-        """The measured curve, with the slope and the height that steps since have shown; costs never fall with rows."""
+        """The measured curve as steps since have corrected it; costs never fall with rows.
+
+        Steps of several sizes correct its slope and its height; a size that was run a few times, itself too.
+        """
         if self._curve is None:
-            self._curve = self.measured if len(self._steps) < LEAST_STEPS else self._corrected()
+            self._curve = self.measured if self._steps < LEAST_STEPS else self._corrected()
         return self._curve
 
     def _corrected(self) -> CostCurve:
-        rows = np.array([rows for rows, _ in self._steps])
-        took = np.array([seconds for _, seconds in self._steps])
-        seen = np.unique(rows)
+        seen = np.array(sorted(self._times))
         # A step that was interrupted says nothing about its rows: medians do not listen to it.
-        found = np.array([np.median(took[rows == each]) for each in seen])
-        expected = np.array([self.measured.of(int(each)) for each in seen])
-        before = np.array(self.measured.seconds)
+        found = np.array([median(self._times[rows]) for rows in seen])
+        counts = np.array([len(self._times[rows]) for rows in seen])
+        expected = np.array([self.measured.of(rows) for rows in seen.tolist()])
+        sizes, before = np.array(self.measured.sizes), np.array(self.measured.seconds)
         if len(seen) == 1:
             # One size says how fast the machine is, nothing about the slope.
             after = before * (found[0] / expected[0])
         else:
-            weights = np.sqrt([np.count_nonzero(rows == each) for each in seen])
-            slope, height = np.polyfit(seen, found - expected, 1, w=weights)
-            after = before + height + slope * np.array(self.measured.sizes)
+            slope, height = np.polyfit(seen, found - expected, 1, w=np.sqrt(counts))
+            after = before + height + slope * sizes
+            is_sure = counts >= LEAST_TIMES
+            if is_sure.any():
+                left = (found - expected - height - slope * seen)[is_sure]
+                after += np.interp(sizes, seen[is_sure], left)
         after = np.maximum.accumulate(np.maximum(after, before * _LEAST_SHARE))
         return CostCurve(self.measured.sizes, tuple(after.tolist()), self.measured.is_padded)

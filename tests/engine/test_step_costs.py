@@ -68,6 +68,18 @@ def test_steps_of_one_size_say_how_fast_the_machine_is() -> None:
     assert costs.curve.seconds == pytest.approx([2.0, 2.2, 2.6, 3.4])
 
 
+def test_a_size_that_was_run_a_few_times_costs_what_it_took_however_seldom_it_is() -> None:
+    costs = StepCosts(CURVE)
+    for _ in range(3):
+        costs.note(1, 1.0, 0.0)
+    for _ in range(200):
+        costs.note(4, 2.0, 0.0)
+        costs.note(8, 1.7, 0.0)
+    assert costs.curve.seconds == pytest.approx([1.0, CURVE.of(2) + 0.7 / 3, 2.0, 2.0])
+    costs.note(2, 9.0, 0.0)  # once is not a few times
+    assert costs.curve.seconds[0::2] == pytest.approx([1.0, 2.0])
+
+
 def test_single_slow_steps_and_absurd_slopes_leave_a_curve_that_rises() -> None:
     costs = StepCosts(CURVE)
     for rows, took in [(1, 1.0), (8, 1.7)] * 5 + [(8, 400.0)]:

@@ -258,7 +258,7 @@ def test_where_rows_cost_nothing_every_draft_with_a_chance_is_verified() -> None
     engine = varying()
     widths = run(engine, count=2, max_tokens=30)[1]  # enough steps for costs to be learned from
     assert {q for each in widths for q in each} == {1, 4}  # a chance of 0 is none
-    assert engine.worker.lengths.costs.measured.seconds == (1.0,) * 5
+    assert engine.worker.lengths.costs.measured.seconds == (1.0,) * 10
     assert engine.worker.lengths.costs.sampler_s == 1.0
 
 
@@ -293,12 +293,13 @@ def test_costs_are_measured_once_and_found_by_the_next_start(tmp_path: Path) -> 
     (file,) = tmp_path.iterdir()
     kept = json.loads(file.read_text())
     assert kept["facts"]["drafts"] == 3
-    file.write_text(json.dumps({**kept, "seconds": [2.0, 3.0, 4.0, 5.0, 6.0]}))
+    doubled = [2.0 * cost for cost in kept["seconds"]]
+    file.write_text(json.dumps({**kept, "seconds": doubled}))
     again = varying(cost_curves=str(tmp_path)).worker.lengths.costs.measured
-    assert (first.sizes, first.seconds) == ((1, 2, 4, 8, 16), (1.0,) * 5)
-    assert again.seconds == (2.0, 3.0, 4.0, 5.0, 6.0)
+    assert (first.sizes, first.seconds) == ((*range(1, 9), 12, 16), (1.0,) * 10)
+    assert again.seconds == (2.0,) * 10
     other = varying(cost_curves=str(tmp_path), kv_cache_dtype="float32").worker.lengths.costs.measured
-    assert other.seconds == (1.0,) * 5
+    assert other.seconds == (1.0,) * 10
     assert len(list(tmp_path.iterdir())) == 2
 
 
