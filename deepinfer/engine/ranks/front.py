@@ -17,7 +17,8 @@ import torch
 from deepinfer.engine.admission import AdmissionRules, Submission
 from deepinfer.engine.answers import sequence_ids
 from deepinfer.engine.options import EngineOptions
-from deepinfer.engine.outputs import CompletionOutput, EngineStats, RequestOutput
+from deepinfer.engine.outputs import EngineStats, RequestOutput
+from deepinfer.engine.ranks.given_up import given_up_record
 from deepinfer.engine.ranks.growth import Received, RecordGrowth
 from deepinfer.engine.ranks.messages import Beginning, ForkRequest, Parcel, RankFacts, Reply
 from deepinfer.engine.ranks.processes import RankProcesses
@@ -51,26 +52,6 @@ class _Living:
     submission: Submission
     latest: RequestOutput | None = None
     received: Received = field(default_factory=Received)
-
-    def given_up(self, why: str) -> RequestOutput:
-        """Return its terminal record, now that nobody will finish it: what it had so far, and why it ended."""
-        submission, latest = self.submission, self.latest
-        if latest is None:
-            outputs = tuple(
-                CompletionOutput(index, "", (), None, "abort", message=why) for index in range(submission.params.n)
-            )
-            return RequestOutput(
-                submission.request_id, submission.prompt, submission.prompt_token_ids, None, outputs, finished=True
-            )
-        outputs = tuple(
-            answer
-            if answer.finished()
-            else CompletionOutput(
-                answer.index, answer.text, answer.token_ids, answer.logprobs, "abort", stop_reason=None, message=why
-            )
-            for answer in latest.outputs
-        )
-        return replace(latest, outputs=outputs, finished=True)
 
 
 class LocalRanks:
@@ -213,7 +194,12 @@ class LocalRanks:
         return records
 
     def close(self) -> None:
-        """End the ranks; requests that are unfinished are aborted."""
+        """End the ranks; requests that are unfinished are aborted.
+
+        Raises:
+            RankFailedError: a rank had died, raised, or did not follow in time. All processes are gone then too. What a
+                call before this one has raised is not said again.
+        """
         if self._failure is None and self._end.alive:
             self._fail(DeepInferError("the ranks were closed; build another LLM"))
             self._end.detach()
@@ -311,5 +297,5 @@ class LocalRanks:
         """Give everything up: each unfinished request gets its terminal record."""
         self._failure = error
         for living in self._living.values():
-            self._records.append((living.arrival, living.given_up(str(error))))
+            self._records.append((living.arrival, given_up_record(living.submission, living.latest, str(error))))
         self._living.clear()

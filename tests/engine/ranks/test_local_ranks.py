@@ -195,14 +195,16 @@ def test_a_rank_that_dies_or_hangs_ends_all_of_them(tiny_directory: Path, blow: 
     llm.close()
 
 
-def test_a_rank_that_does_not_follow_when_all_are_closed_is_ended(
+def test_a_rank_that_does_not_follow_when_all_are_closed_is_ended_and_named(
     tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "_CLOSING_S", 1.0)
     llm = LLM(tiny_directory, "null", data_parallel_size=2, **{**OPTIONS, "batch_invariant": None})
     assert llm.ranks is not None
     os.kill(llm.ranks.pids[1], signal.SIGSTOP)
-    llm.close()
+    with pytest.raises(RankFailedError, match="rank 1 did not end within 1 s") as failed:
+        llm.close()
+    assert failed.value.ranks == (1,)
     assert not any(is_alive(pid) for pid in llm.ranks.pids)
 
 
