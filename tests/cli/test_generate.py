@@ -325,3 +325,18 @@ def test_what_ranks_say_when_they_are_closed_does_not_take_the_place_of_an_earli
     assert ran.status == 2
     assert ran.err.index("rank 1 died") < ran.err.index("no such thing")
     assert "Traceback" not in ran.err
+
+
+def test_a_rank_that_fails_in_a_call_is_told_once_with_status_1(
+    run: Run, library: type[StandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RankFailedError([1], "rank 1 died: it was ended by signal 9")
+
+    monkeypatch.setattr(library, "generate", fail)
+    ran = run("generate", "one")
+    assert ran.status == 1
+    assert ran.err.splitlines() == [
+        "error: the ranks were given up because of rank 1: rank 1 died: it was ended by signal 9"
+    ]
+    assert library.closings == 1

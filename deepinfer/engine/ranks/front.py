@@ -15,15 +15,14 @@ from typing import Any
 import torch
 
 from deepinfer.engine.admission import AdmissionRules, Submission
-from deepinfer.engine.answers import sequence_ids
 from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.outputs import EngineStats, RequestOutput
-from deepinfer.engine.ranks.given_up import given_up_record
 from deepinfer.engine.ranks.growth import Received, RecordGrowth
+from deepinfer.engine.ranks.living import given_up_record, ids_of, refuse_duplicates
 from deepinfer.engine.ranks.messages import Beginning, ForkRequest, Parcel, RankFacts, Reply
 from deepinfer.engine.ranks.processes import RankProcesses
 from deepinfer.engine.ranks.seeding import with_seed
-from deepinfer.errors import ArgumentError, DeepInferError, DuplicateRequestError, RankFailedError
+from deepinfer.errors import ArgumentError, DeepInferError, RankFailedError
 from deepinfer.model.checkpoint import packaged_model_path
 from deepinfer.parallel.ranks.groups import free_port
 from deepinfer.parallel.ranks.reports import BalanceReport
@@ -133,8 +132,7 @@ class LocalRanks:
         submission = Submission.read(
             request_id, prompt_token_ids, params, prompt=prompt, image_spans=image_spans, embeddings=embeddings
         )
-        ids = [request_id] if self.rules.refusals(submission) else sequence_ids(request_id, submission.params.n)
-        self._refuse_duplicates([request_id, *ids])
+        refuse_duplicates(ids_of(submission, self.rules), self._living)
         submission = with_seed(submission, self.rules, self._seeds)
         loads = dict.fromkeys(range(0, self.world_size, self.options.context_parallel_size), 0)
         for living in self._living.values():
@@ -149,7 +147,7 @@ class LocalRanks:
         parent = self._living.get(parent_id)
         if parent is None:
             raise ArgumentError(f"fork of {parent_id!r}", [f"there is no living request {parent_id!r} to fork"])
-        self._refuse_duplicates([child_id])
+        refuse_duplicates([child_id], self._living)
         before, params = self._seeds.getstate(), submission.params
         if params.seed is None:
             params = replace(params, seed=random_seed(self._seeds))
@@ -202,8 +200,10 @@ class LocalRanks:
         """
         if self._failure is None and self._end.alive:
             self._fail(DeepInferError("the ranks were closed; build another LLM"))
-            self._end.detach()
-            self._ranks.close()
+            try:
+                self._ranks.close()
+            finally:
+                self._end()
 
     # --- what can be seen ---------------------------------------------------------------------------------------
 
@@ -235,19 +235,6 @@ class LocalRanks:
         except Exception:
             self._living.pop(submission.request_id, None)
             raise
-
-    def _refuse_duplicates(self, ids: Sequence[str]) -> None:
-        living = {
-            each
-            for request_id, known in self._living.items()
-            for each in (request_id, *sequence_ids(request_id, known.submission.params.n))
-        }
-        for identifier in ids:
-            if identifier in living:
-                raise DuplicateRequestError(
-                    f"request id {identifier!r} is alive until its terminal record has come out of step(); "
-                    f"run step(), or use another id"
-                )
 
     def _twins(self, rank: int) -> range:
         """Return the ranks that serve what this one serves; it is the first of them."""

@@ -16,9 +16,9 @@ from deepinfer.engine.admission import Submission
 from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.outputs import EngineStats, RequestOutput
 from deepinfer.engine.ranks.building import build_rank
-from deepinfer.engine.ranks.given_up import given_up_record
+from deepinfer.engine.ranks.living import given_up_record, ids_of, refuse_duplicates
 from deepinfer.engine.ranks.seeding import with_seed
-from deepinfer.errors import DuplicateRequestError, RankFailedError
+from deepinfer.errors import RankFailedError
 from deepinfer.parallel.ranks.messages import all_gather_bytes
 from deepinfer.parallel.ranks.reports import BalanceReport
 from deepinfer.sampling.params import SamplingParams
@@ -91,14 +91,10 @@ class LaunchedEngine:
         embeddings: torch.Tensor | None = None,
     ) -> None:
         """Queue a request at the rank whose turn it is; as :meth:`Engine.add_request`."""
-        if request_id in self._living:
-            raise DuplicateRequestError(
-                f"request id {request_id!r} is alive until its terminal record has come out of step(); "
-                f"run step(), or use another id"
-            )
         submission = Submission.read(
             request_id, prompt_token_ids, params, prompt=prompt, image_spans=image_spans, embeddings=embeddings
         )
+        refuse_duplicates(ids_of(submission, self.engine.rules), self._living)
         with self._together():
             submission = with_seed(submission, self.engine.rules, self._seeds)
             group = self._arrivals % (self._groups.world_size // self._twins)

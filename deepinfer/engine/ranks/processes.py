@@ -158,9 +158,8 @@ class RankProcesses:
             RankFailedError: a rank had died, raised, or did not end in time. All processes are gone nevertheless.
         """
         owing = {each.rank for each in self._ranks if each.due}
-        for each in self._ranks:
-            each.send("close")
         try:
+            self.send(range(len(self)), "close")
             fatal, silent = self._closed(time.monotonic() + _CLOSING_S)
         finally:
             self.kill()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable
@@ -28,13 +27,13 @@ Mortals = Callable[..., LLM]
 
 @pytest.fixture
 def mortals(tiny_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Mortals:
-    """Build an LLM whose rank 1 has a fate, see `mortal.py`."""
+    """Build an LLM some of whose ranks have fates, see `mortal.py`."""
 
-    def build(world: int, fate: str, driver: str = "cpu_ref", how: dict[str, Any] | None = None, **options: Any) -> LLM:
-        armed = f"import mortal; mortal.arm(1, {fate!r}, **{how or {}!r})"
+    def build(world: int, driver: str, *fates: dict[str, Any], **options: Any) -> LLM:
+        armed = "; ".join(f"mortal.arm(**{fate!r})" for fate in fates)
         paths = f"sys.path[:] = [{str(Path(__file__).parent)!r}, *json.loads(sys.argv[1])]"
         main = "from deepinfer.engine.ranks.child import main; main(int(sys.argv[2]))"
-        monkeypatch.setattr(processes, "_PROGRAM", f"import json, sys; {paths}; {armed}; {main}")
+        monkeypatch.setattr(processes, "_PROGRAM", f"import json, sys; {paths}; import mortal; {armed}; {main}")
         return LLM(tiny_directory, driver, **{**OPTIONS, "data_parallel_size": world, **options})
 
     return build
@@ -47,66 +46,6 @@ def drain(ranks: LocalRanks) -> None:
 
 def are_gone(pids: tuple[int, ...]) -> bool:
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
-
-
-@pytest.mark.parametrize(
-    ("world", "fate", "how", "options"),
-    [
-        (2, "engine.step host.all_gather", {}, {}),  # a vote, with whole experts everywhere
-        (2, "engine.step expert.all_gather", {}, {"expert_parallel_size": 2}),  # how many rows go where
-        (2, "engine.step expert.all_to_all", {}, {"expert_parallel_size": 2}),  # rows to their experts
-        (2, "engine.step expert.all_to_all expert.all_to_all", {}, {"expert_parallel_size": 2}),  # outputs back
-        (2, "engine.step experts.move expert.all_to_all", {}, {"expert_parallel_size": 2, **MOVING}),
-        # In the midst: one of two others has heard what is called; then both have, and no rows came.
-        (3, "engine.step expert.all_to_all", {"notes": 1}, {"expert_parallel_size": 3}),
-        (3, "engine.step expert.all_to_all", {"notes": 2}, {"expert_parallel_size": 3}),
-    ],
-)
-def test_a_rank_that_dies_in_an_exchange_is_named_in_time(
-    mortals: Mortals, world: int, fate: str, how: dict[str, Any], options: dict[str, Any]
-) -> None:
-    llm = mortals(world, fate, how=how, **options)
-    ranks = llm.ranks
-    assert ranks is not None
-    names = [f"request {number}" for number in range(world + 1)]
-    for number, name in enumerate(names):
-        ranks.add_request(name, [5, 6, 7 + number], PARAMS)
-    begun_s = time.monotonic()
-    with pytest.raises(RankFailedError, match="rank 1 died: it was ended by signal 9") as failed:
-        drain(ranks)
-    assert time.monotonic() - begun_s < OPTIONS["rank_deadline_s"]
-    assert failed.value.ranks == (1,)
-    assert are_gone(ranks.pids)
-    records = ranks.step()
-    assert [record.request_id for record in records] == names
-    for record in records:
-        assert record.finished
-        assert record.outputs[0].finish_reason == "abort"
-        assert "rank 1 died" in str(record.outputs[0].message)
-    assert not ranks.has_unfinished_requests()
-    llm.close()  # what failed has been said
-
-
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
-        ({}, "rank 1 died: it was ended by signal 9"),
-        ({"raises": True}, "rank 1 raised RuntimeError: this rank's time has come"),
-    ],
-)
-def test_a_rank_that_fails_when_all_are_closed_is_named(mortals: Mortals, how: dict[str, Any], words: str) -> None:
-    llm = mortals(2, "engine.close", "null", how)
-    ranks = llm.ranks
-    assert ranks is not None
-    ranks.add_request("a", [5])
-    with pytest.raises(RankFailedError, match=words) as failed:
-        llm.close()
-    assert failed.value.ranks == (1,)
-    assert are_gone(ranks.pids)
-    assert [record.outputs[0].message for record in ranks.step()] == [CLOSED]
-    llm.close()
-    with pytest.raises(DeepInferError, match=CLOSED):
-        llm.generate([[5]], use_tqdm=False)
 
 
 def opened(pids: tuple[int, ...]) -> set[str]:
@@ -132,24 +71,78 @@ def shared_memory(pids: tuple[int, ...]) -> set[str]:
     return named | {Path(name).name for name in names if name.startswith(f"{SHARED}/")}
 
 
-def test_nothing_is_left_of_ranks_that_failed_in_an_exchange(mortals: Mortals) -> None:
-    llm = mortals(2, "engine.stepped engine.step expert.all_to_all", expert_parallel_size=2, spread_ngram_tables=True)
+SPREAD = {"expert_parallel_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("world", "fate", "options"),
+    [
+        (2, {"fate": "engine.step host.all_gather"}, {}),  # a vote
+        (2, {"fate": "engine.step expert.all_gather"}, SPREAD),  # how many rows go where
+        (2, {"fate": "engine.step expert.all_to_all"}, SPREAD),  # rows to their experts
+        (2, {"fate": "engine.step expert.all_to_all expert.all_to_all"}, SPREAD),  # outputs back
+        (2, {"fate": "engine.step experts.move expert.all_to_all"}, SPREAD | MOVING),
+        # In the midst: one of the two others has heard what is called, the other has not, and no rows have come.
+        (
+            3,
+            {"fate": "engine.step expert.all_to_all", "notes": 1},
+            {"expert_parallel_size": 3, "spread_ngram_tables": True},
+        ),
+    ],
+)
+def test_a_rank_that_dies_in_an_exchange_is_named_in_time_and_nothing_is_left(
+    mortals: Mortals, world: int, fate: dict[str, Any], options: dict[str, Any]
+) -> None:
+    llm = mortals(world, "cpu_ref", {"rank": 1, **fate}, **options)
     ranks = llm.ranks
     assert ranks is not None
-    for number in range(2):
-        ranks.add_request(str(number), [5, 6, 7], PARAMS)
-    ranks.step()
-    ports, shared = listening(ranks.pids), shared_memory(ranks.pids)
-    assert len(ports) >= 3  # where the host group, the table group and the expert group meet
-    with pytest.raises(RankFailedError, match="rank 1 died"):
+    pids = ranks.pids
+    names = [f"request {number}" for number in range(world + 1)]
+    for number, name in enumerate(names):
+        ranks.add_request(name, [5, 6, 7 + number], PARAMS)
+    ports, shared = listening(pids), shared_memory(pids)
+    # Where groups meet: the host group, that of the experts, and that of the tables.
+    assert len(ports) >= 1 + ("expert_parallel_size" in options) + ("spread_ngram_tables" in options)
+    begun_s = time.monotonic()
+    with pytest.raises(RankFailedError, match="rank 1 died: it was ended by signal 9") as failed:
         drain(ranks)
-    assert are_gone(ranks.pids)
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    assert not {str(pid) for pid in ranks.pids} & set(children)
+    assert time.monotonic() - begun_s < OPTIONS["rank_deadline_s"]
+    assert failed.value.ranks == (1,)
+
+    assert are_gone(pids)
     for port in ports:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ended connections may linger, no listener
             probe.bind(("", port))
             probe.listen()
     assert not shared & {each.name for each in SHARED.iterdir()}
-    assert not shared_memory(ranks.pids)
+    assert not shared_memory(pids)
+
+    records = ranks.step()
+    assert [record.request_id for record in records] == names
+    for record in records:
+        assert record.finished
+        assert record.outputs[0].finish_reason == "abort"
+        assert "rank 1 died" in str(record.outputs[0].message)
+    assert not ranks.has_unfinished_requests()
+    llm.close()  # what failed has been said
+
+
+def test_ranks_that_die_or_raise_when_all_are_closed_are_named(mortals: Mortals) -> None:
+    dies, raises = {"rank": 2, "fate": "engine.close"}, {"rank": 1, "fate": "engine.close", "raises": True}
+    llm = mortals(3, "null", dies, raises)
+    ranks = llm.ranks
+    assert ranks is not None
+    ranks.add_request("a", [5])
+    with pytest.raises(RankFailedError) as failed:
+        llm.close()
+    assert failed.value.ranks == (1, 2)
+    assert (
+        "rank 1 raised RuntimeError: this rank's time has come; rank 2 died: it was ended by signal 9"
+        in failed.value.why
+    )
+    assert are_gone(ranks.pids)
+    assert [record.outputs[0].message for record in ranks.step()] == [CLOSED]
+    llm.close()
+    with pytest.raises(DeepInferError, match=CLOSED):
+        llm.generate([[5]], use_tqdm=False)

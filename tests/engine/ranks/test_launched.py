@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ from deepinfer.accelerator import LostRanksError
 from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.outputs import RequestOutput
 from deepinfer.engine.ranks.launched import LaunchedEngine
-from deepinfer.errors import RankFailedError
+from deepinfer.errors import DuplicateRequestError, RankFailedError
 from deepinfer.parallel.ranks.groups import free_port
 from deepinfer.settings import LaunchedRank, Settings
 
 SIZES: dict[str, Any] = {"block_size": 4, "num_blocks": 64, "max_num_seqs": 8, "async_scheduling": False}
-DEADLINE_S = 3.0
+DEADLINE_S = 2.0
 GRACE_S = 8.0  # what a busy machine may add
 
 Launched = Callable[..., list[Any]]
@@ -160,8 +161,24 @@ def test_a_fault_of_a_driver_ends_the_requests_of_its_rank_and_the_others_hear_o
     assert first[2] == second[2]
 
 
-@pytest.mark.parametrize("call", ["generate", "stream"])
-@pytest.mark.parametrize("cut_off", [True, False])
+def test_an_id_is_refused_on_every_rank_or_on_none(launched: Launched) -> None:
+    def act(engine: LaunchedEngine) -> Any:
+        engine.add_request("a", [5], replace(params(2), n=2))
+        engine.add_request("b", [5], params(2))
+        for taken in ("a", "a/1"):
+            with pytest.raises(DuplicateRequestError):
+                engine.add_request(taken, [5], params(2))
+        engine.add_request("c", [5], params(2))
+        records: list[RequestOutput] = []
+        while engine.has_unfinished_requests():
+            records += engine.step()
+        served = engine.stats().emitted_tokens
+        return served, sorted(record.request_id for record in records if record.finished)
+
+    assert launched(act) == [(6, ["a", "b", "c"]), (2, ["a", "b", "c"])]
+
+
+@pytest.mark.parametrize(("call", "cut_off"), [("generate", True), ("stream", False)])
 def test_a_call_raises_what_went_wrong_and_the_next_one_that_nobody_is_left(
     launched: Launched, call: str, *, cut_off: bool
 ) -> None:
