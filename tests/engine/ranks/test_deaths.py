@@ -129,16 +129,16 @@ def test_a_rank_that_dies_in_an_exchange_is_named_in_time_and_nothing_is_left(
 
 
 def test_ranks_that_die_or_raise_when_all_are_closed_are_named(mortals: Mortals) -> None:
-    dies, raises = {"rank": 2, "fate": "engine.close"}, {"rank": 1, "fate": "engine.close", "raises": True}
-    llm = mortals(3, "null", dies, raises)
+    dies, raises = {"rank": 1, "fate": "engine.close"}, {"rank": 0, "fate": "engine.close", "raises": True}
+    llm = mortals(2, "null", dies, raises)
     ranks = llm.ranks
     assert ranks is not None
     ranks.add_request("a", [5])
     with pytest.raises(RankFailedError) as failed:
         llm.close()
-    assert failed.value.ranks == (1, 2)
+    assert failed.value.ranks == (0, 1)
     assert (
-        "rank 1 raised RuntimeError: this rank's time has come; rank 2 died: it was ended by signal 9"
+        "rank 0 raised RuntimeError: this rank's time has come; rank 1 died: it was ended by signal 9"
         in failed.value.why
     )
     assert are_gone(ranks.pids)

@@ -139,7 +139,7 @@ def test_a_fault_of_a_driver_ends_the_requests_of_its_rank_and_the_others_hear_o
     def act(engine: LaunchedEngine) -> Any:
         for name in ("a", "b"):
             engine.add_request(name, [5, 6, 7], params(3))
-        records, faults, right = engine.step(), 0, engine.engine.worker.run
+        records, faults, right, votes = engine.step(), 0, engine.engine.worker.run, []
 
         def failing(*arguments: Any) -> Any:
             engine.engine.worker.run = right
@@ -152,8 +152,9 @@ def test_a_fault_of_a_driver_ends_the_requests_of_its_rank_and_the_others_hear_o
                 records += engine.step()
             except ZeroDivisionError:
                 faults += 1
+            votes.append(engine._groups.votes.cast)  # nobody leaves out one that the others have cast
         ends = {record.request_id: record.outputs[0].finish_reason for record in records if record.finished}
-        return faults, ends, engine._groups.votes.cast
+        return faults, ends, votes
 
     first, second = launched(act)
     assert (first[0], second[0]) == (0, 1)
@@ -211,7 +212,8 @@ def test_a_call_raises_what_went_wrong_and_the_next_one_that_nobody_is_left(
         llm.close()
         return caught
 
-    (lost, gone), (fault, over) = launched(act, expert_parallel_size=2)
+    # Where no layer waits for other ranks, a call that was cut off has left out a vote all the same.
+    (lost, gone), (fault, over) = launched(act, expert_parallel_size=1 if cut_off else 2)
     assert (type(lost), type(fault)) == (LostRanksError, error)
     for each in (gone, over):
         assert isinstance(each, RankFailedError)
