@@ -93,6 +93,10 @@ class LLM:
         """End the processes that the engine started: the compiler of structured output, and ranks.
 
         One engine can be used again; many ranks of this machine cannot.
+
+        Raises:
+            RankFailedError: a rank of this machine had died, raised, or did not follow, and no call has said so yet;
+                all processes are gone nevertheless.
         """
         self._engine.close()
 
@@ -118,6 +122,8 @@ class LLM:
         Raises:
             ArgumentError: the call itself is malformed, with everything that is wrong; nothing was queued.
             TokenizerError: texts that cannot be encoded are all that is wrong; nothing was queued.
+            RankFailedError: a rank of this machine has failed, or one that a launcher has started had failed before.
+            LostRanksError: a rank that a launcher has started has failed (docs/ranks.md).
 
         An exception, Ctrl-C included, aborts what this call queued: the next call starts clean. A refused prompt does
         not raise; its record says ``ignored`` and why.

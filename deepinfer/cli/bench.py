@@ -42,7 +42,7 @@ def core(
 
     That is scheduling and committing without a model, on one thread. A fixed loop over numpy arrays runs beside it.
     """
-    ctx.obj.start()
+    ctx.obj.start_alone(ctx.command_path)
     problems = _file_problems(save_result)
     counts = _counts("--running", running, problems)
     from deepinfer.bench.core import CoreSettings, run_core
@@ -80,7 +80,7 @@ def sampler(
 
     All rows of a call have the same setting; the logits are drawn from the standard normal distribution.
     """
-    environment = ctx.obj.start()
+    environment = ctx.obj.start_alone(ctx.command_path)
     problems = _file_problems(save_result)
     from deepinfer.accelerator.selection import select
     from deepinfer.bench.sampler import CASES, SamplerSettings, run_sampler
@@ -227,7 +227,7 @@ def ranks(
 
     The ranks are processes of this machine. Sizes are those of the released model; nothing is computed.
     """
-    ctx.obj.start()
+    ctx.obj.start_alone(ctx.command_path)
     problems = _file_problems(save_result)
     counts = _counts("--ranks", numbers, problems)
     from deepinfer.bench.ranks import RanksSettings, run_ranks
@@ -318,7 +318,7 @@ def _serving(kind: _Kind, text: str) -> Callable[..., None]:
         ] = False,
         save_result: _SaveResult = None,
     ) -> None:
-        environment = ctx.obj.start()
+        environment = ctx.obj.start_alone(ctx.command_path)
         problems = _file_problems(save_result)
         counts = _counts("--batch-sizes", batch_sizes, problems)
         from tqdm import tqdm

@@ -57,7 +57,7 @@ def evaluate(
     The questions are of the world that the packaged model was trained on; none of those that can be learned by heart
     was part of its training, facts and phrases aside.
     """
-    ctx.obj.start()
+    ctx.obj.start_alone(ctx.command_path)
     problems = [
         f"{name} {str(file)!r}: there is no directory {str(file.absolute().parent)!r}"
         for name, file in (("--save-result", save_result), ("--save-loads", save_loads))

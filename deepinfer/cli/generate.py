@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -13,8 +13,9 @@ import typer
 
 from deepinfer.cli import options, show
 from deepinfer.cli.generate_capture import CaptureRequest, capturing_llm
+from deepinfer.cli.session import alone_problems
 from deepinfer.cli.token_table import SpellToken, token_table
-from deepinfer.errors import ArgumentError
+from deepinfer.errors import ArgumentError, DeepInferError
 
 if TYPE_CHECKING:
     from deepinfer.engine.outputs import CompletionOutput, RequestOutput
@@ -209,6 +210,8 @@ def generate(
     problems += captured.problems()
     if capture is not None and (data_parallel_size or 1) * expert_parallel_size * context_parallel_size > 1:
         problems.append("--capture writes the calls of one driver; leave out --data-parallel-size and the like")
+    if capture is not None:
+        problems += [f"--capture: {problem}" for problem in alone_problems()]
     if problems:
         raise ArgumentError("deepinfer generate", problems)
 
@@ -218,18 +221,35 @@ def generate(
         llm = LLM(model, accelerator, **keywords)
         # Every process that a launcher has started finds the same answers; one of them writes.
         written = contextlib.nullcontext() if llm.rank == 0 else contextlib.redirect_stdout(io.StringIO())
-        try:
+        with _closing(llm):
             with written:
                 failures = _answer(llm, listed, params, as_json=as_json, stream=stream)
-        finally:
-            llm.close()
+            _report(failures)
     else:
         with capturing_llm(captured, capture, model, accelerator, keywords) as llm:
             failures = _answer(llm, listed, params, as_json=as_json, stream=stream)
-    for failure in failures:
-        print(f"error: {failure}", file=sys.stderr)
+        _report(failures)
     if failures:
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _closing(llm: LLM) -> Iterator[None]:
+    """Close the LLM at the end; what that raises never takes the place of an error that is on its way."""
+    try:
+        yield
+    except BaseException:
+        try:
+            llm.close()
+        except DeepInferError as error:
+            _report([str(error)])
+        raise
+    llm.close()
+
+
+def _report(failures: Iterable[str]) -> None:
+    for failure in failures:
+        print(f"error: {failure}", file=sys.stderr)
 
 
 def _form(

@@ -37,6 +37,17 @@ class Session:
         logger.setLevel("DEBUG" if self.debug else settings.log_level.upper())
         return settings
 
+    def start_alone(self, command: str) -> Settings:
+        """As :meth:`start`, for a command that runs one engine at most.
+
+        Raises:
+            ConfigurationError: a launcher has started several processes; each would do all of the work, and write it.
+        """
+        settings = self.start()
+        if problems := alone_problems():
+            raise ConfigurationError(command, problems)
+        return settings
+
     def close(self) -> None:
         """Take the log down again, so that a caller in the same process finds logging as it was."""
         if self._handler is not None:
@@ -51,3 +62,14 @@ class Session:
             return self.debug or Settings.from_environment().log_level == "debug"
         except ConfigurationError:  # it is the error being reported, or will be at the next command
             return False
+
+
+def alone_problems() -> list[str]:
+    """Return what speaks against work for one process: a launcher has started several."""
+    place = LaunchedRank.from_environment()
+    if place is None:
+        return []
+    return [
+        f"WORLD_SIZE={place.world_size}: a launcher has started {place.world_size} processes, and this runs in one; "
+        f"start it without the launcher, or unset WORLD_SIZE"
+    ]

@@ -206,6 +206,15 @@ class Engine:
         self._called_s += time.perf_counter() - begun
         return records
 
+    def give_up(self, text: str) -> list[RequestOutput]:
+        """End every request and return their terminal records: the ranks that were to run the steps are lost.
+
+        Call it only where no further step will be run. An answer that has ended says so; every other one has what it
+        got so far, reason ``abort``, and ``text`` as its message.
+        """
+        self._loop.give_up(text)
+        return self._books.table.take_records()
+
     def compute_logits(
         self, request_id: str, ids: Sequence[int], image_mask: Sequence[bool] | None = None
     ) -> torch.Tensor:

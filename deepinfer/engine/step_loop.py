@@ -5,6 +5,7 @@ A driver's fault ends the requests of its step, a call that was cut off while it
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from deepinfer.scheduling.config import SchedulerConfig
 from deepinfer.scheduling.step import ScheduledStep
 from deepinfer.scheduling.table import NO_TOKEN
 
+_LOG = logging.getLogger("deepinfer")
 _LONGEST_WAIT_S = 0.05  # for a form, when nothing else is to be done
 
 
@@ -89,10 +91,20 @@ class StepLoop:
             return
         if self._ranks is not None:
             raise RankFailedError([self._ranks.rank], "a call was cut off while it kept its books")
-        if self.pipeline is not None:
-            self.pipeline.abandon()
-        self.worker.forget()
-        self._books.begin_anew("the engine was interrupted while it kept its books; every request was given up")
+        self._begin_anew("the engine was interrupted while it kept its books; every request was given up")
+
+    def give_up(self, text: str) -> None:
+        """End every request, because the other ranks are lost: no step can be run any more.
+
+        What the device raises, which may be what the ranks were lost by, is logged: there is nothing left to be ended.
+        """
+        if self._books.can_be_trusted:
+            self._books.collect_terminals()  # who has ended by itself is not aborted
+        try:
+            self._begin_anew(text)
+        except Exception:  # noqa: BLE001 - a device that has failed may say anything
+            _LOG.exception("giving up: the device cannot be waited for")
+            self._books.begin_anew(text)
 
     def close(self) -> None:
         """End what the device's queue holds."""
@@ -100,6 +112,12 @@ class StepLoop:
             self.pipeline.close()
 
     # ------------------------------------------------------------------------------------------------------------
+
+    def _begin_anew(self, text: str) -> None:
+        if self.pipeline is not None:
+            self.pipeline.abandon()
+        self.worker.forget()
+        self._books.begin_anew(text)
 
     def _step_alone(self) -> None:
         """Plan a step, run it and commit it."""

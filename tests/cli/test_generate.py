@@ -12,6 +12,7 @@ import pytest
 from deepinfer import llm
 from deepinfer.cli import generate as command
 from deepinfer.engine.outputs import CompletionOutput, RequestOutput
+from deepinfer.errors import ArgumentError, RankFailedError
 from deepinfer.sampling.grammar import StructuredOutputs
 
 Run = Callable[..., object]
@@ -289,3 +290,53 @@ def test_log_probabilities_are_a_table_under_each_answer(run: Run, library: type
         assert out.count("log-prob") == 2
         assert out.count("9 60.65 %") == 2
     assert "log-prob" not in run("generate", "x", "--logprobs", "1", "--json").out.replace('"logprobs"', "")
+
+
+def closing_badly(library: type[StandIn], monkeypatch: pytest.MonkeyPatch) -> None:
+    def close(_: object) -> None:
+        raise RankFailedError([1], "rank 1 died: it was ended by signal 9")
+
+    monkeypatch.setattr(library, "close", close)
+
+
+def test_answers_are_written_before_ranks_fail_to_be_closed(
+    run: Run, library: type[StandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closing_badly(library, monkeypatch)
+    library.script = [record("0", answer("hi")), record("1", answer("", reason="ignored", message="too long"))]
+    ran = run("generate", "one", "two")
+    assert ran.status == 1
+    assert "hi" in ran.out
+    assert ran.err.splitlines() == [
+        "error: request 1, answer 0 ended as 'ignored': too long",
+        "error: the ranks were given up because of rank 1: rank 1 died: it was ended by signal 9",
+    ]
+
+
+def test_what_ranks_say_when_they_are_closed_does_not_take_the_place_of_an_earlier_error(
+    run: Run, library: type[StandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ArgumentError("generate", ["no such thing"])
+
+    closing_badly(library, monkeypatch)
+    monkeypatch.setattr(library, "generate", refuse)
+    ran = run("generate", "one")
+    assert ran.status == 2
+    assert ran.err.index("rank 1 died") < ran.err.index("no such thing")
+    assert "Traceback" not in ran.err
+
+
+def test_a_rank_that_fails_in_a_call_is_told_once_with_status_1(
+    run: Run, library: type[StandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RankFailedError([1], "rank 1 died: it was ended by signal 9")
+
+    monkeypatch.setattr(library, "generate", fail)
+    ran = run("generate", "one")
+    assert ran.status == 1
+    assert ran.err.splitlines() == [
+        "error: the ranks were given up because of rank 1: rank 1 died: it was ended by signal 9"
+    ]
+    assert library.closings == 1

@@ -12,12 +12,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from deepinfer.accelerator import LostRanksError
 from deepinfer.engine.engine import Engine
 from deepinfer.engine.ranks.building import build_rank
 from deepinfer.engine.ranks.growth import RecordGrowth, Sender
 from deepinfer.engine.ranks.messages import Beginning, ForkRequest, Parcel, RankFacts, Reply, portable
-from deepinfer.errors import RankFailedError
 from deepinfer.parallel.ranks.groups import RankGroups
 from deepinfer.settings import Settings
 
@@ -69,23 +67,24 @@ def serve(pipe: Connection[Any, Any], engine: Engine, groups: RankGroups) -> int
     while True:
         name, argument = pipe.recv()
         if name == "close":
-            engine.close()
-            pipe.send(Reply())
-            return 0
+            return _close(pipe, engine)
         try:
             reply = Reply(commands[name](argument))
         except Exception as error:  # noqa: BLE001 - the parent raises it
-            reply = Reply(error=portable(error), is_fatal=_is_fatal(error, name, groups))
+            reply = Reply(error=portable(error), is_fatal=groups.are_lost_by(error, in_step=name == "step"))
         pipe.send(reply)
         if reply.is_fatal:
             return FAILED
 
 
-def _is_fatal(error: Exception, name: str, groups: RankGroups) -> bool:
-    """Say whether the other ranks wait in vain for an exchange that this one has left out."""
-    if groups.is_broken or isinstance(error, (LostRanksError, RankFailedError)):
-        return True
-    return name == "step" and groups.exchanges_in_steps
+def _close(pipe: Connection[Any, Any], engine: Engine) -> int:
+    try:
+        engine.close()
+    except Exception as error:  # noqa: BLE001 - the parent raises it
+        pipe.send(Reply(error=portable(error), is_fatal=True))
+        return FAILED
+    pipe.send(Reply())
+    return 0
 
 
 def _commands(engine: Engine, groups: RankGroups) -> Mapping[str, Callable[[Any], object]]:

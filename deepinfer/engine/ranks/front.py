@@ -15,14 +15,14 @@ from typing import Any
 import torch
 
 from deepinfer.engine.admission import AdmissionRules, Submission
-from deepinfer.engine.answers import sequence_ids
 from deepinfer.engine.options import EngineOptions
-from deepinfer.engine.outputs import CompletionOutput, EngineStats, RequestOutput
+from deepinfer.engine.outputs import EngineStats, RequestOutput
 from deepinfer.engine.ranks.growth import Received, RecordGrowth
+from deepinfer.engine.ranks.living import given_up_record, ids_of, refuse_duplicates
 from deepinfer.engine.ranks.messages import Beginning, ForkRequest, Parcel, RankFacts, Reply
 from deepinfer.engine.ranks.processes import RankProcesses
 from deepinfer.engine.ranks.seeding import with_seed
-from deepinfer.errors import ArgumentError, DeepInferError, DuplicateRequestError, RankFailedError
+from deepinfer.errors import ArgumentError, DeepInferError, RankFailedError
 from deepinfer.model.checkpoint import packaged_model_path
 from deepinfer.parallel.ranks.groups import free_port
 from deepinfer.parallel.ranks.reports import BalanceReport
@@ -51,26 +51,6 @@ class _Living:
     submission: Submission
     latest: RequestOutput | None = None
     received: Received = field(default_factory=Received)
-
-    def given_up(self, why: str) -> RequestOutput:
-        """Return its terminal record, now that nobody will finish it: what it had so far, and why it ended."""
-        submission, latest = self.submission, self.latest
-        if latest is None:
-            outputs = tuple(
-                CompletionOutput(index, "", (), None, "abort", message=why) for index in range(submission.params.n)
-            )
-            return RequestOutput(
-                submission.request_id, submission.prompt, submission.prompt_token_ids, None, outputs, finished=True
-            )
-        outputs = tuple(
-            answer
-            if answer.finished()
-            else CompletionOutput(
-                answer.index, answer.text, answer.token_ids, answer.logprobs, "abort", stop_reason=None, message=why
-            )
-            for answer in latest.outputs
-        )
-        return replace(latest, outputs=outputs, finished=True)
 
 
 class LocalRanks:
@@ -152,8 +132,7 @@ class LocalRanks:
         submission = Submission.read(
             request_id, prompt_token_ids, params, prompt=prompt, image_spans=image_spans, embeddings=embeddings
         )
-        ids = [request_id] if self.rules.refusals(submission) else sequence_ids(request_id, submission.params.n)
-        self._refuse_duplicates([request_id, *ids])
+        refuse_duplicates(ids_of(submission, self.rules), self._living)
         submission = with_seed(submission, self.rules, self._seeds)
         loads = dict.fromkeys(range(0, self.world_size, self.options.context_parallel_size), 0)
         for living in self._living.values():
@@ -168,7 +147,7 @@ class LocalRanks:
         parent = self._living.get(parent_id)
         if parent is None:
             raise ArgumentError(f"fork of {parent_id!r}", [f"there is no living request {parent_id!r} to fork"])
-        self._refuse_duplicates([child_id])
+        refuse_duplicates([child_id], self._living)
         before, params = self._seeds.getstate(), submission.params
         if params.seed is None:
             params = replace(params, seed=random_seed(self._seeds))
@@ -213,11 +192,18 @@ class LocalRanks:
         return records
 
     def close(self) -> None:
-        """End the ranks; requests that are unfinished are aborted."""
+        """End the ranks; requests that are unfinished are aborted.
+
+        Raises:
+            RankFailedError: a rank had died, raised, or did not follow in time. All processes are gone then too. What a
+                call before this one has raised is not said again.
+        """
         if self._failure is None and self._end.alive:
             self._fail(DeepInferError("the ranks were closed; build another LLM"))
-            self._end.detach()
-            self._ranks.close()
+            try:
+                self._ranks.close()
+            finally:
+                self._end()
 
     # --- what can be seen ---------------------------------------------------------------------------------------
 
@@ -249,19 +235,6 @@ class LocalRanks:
         except Exception:
             self._living.pop(submission.request_id, None)
             raise
-
-    def _refuse_duplicates(self, ids: Sequence[str]) -> None:
-        living = {
-            each
-            for request_id, known in self._living.items()
-            for each in (request_id, *sequence_ids(request_id, known.submission.params.n))
-        }
-        for identifier in ids:
-            if identifier in living:
-                raise DuplicateRequestError(
-                    f"request id {identifier!r} is alive until its terminal record has come out of step(); "
-                    f"run step(), or use another id"
-                )
 
     def _twins(self, rank: int) -> range:
         """Return the ranks that serve what this one serves; it is the first of them."""
@@ -311,5 +284,5 @@ class LocalRanks:
         """Give everything up: each unfinished request gets its terminal record."""
         self._failure = error
         for living in self._living.values():
-            self._records.append((living.arrival, living.given_up(str(error))))
+            self._records.append((living.arrival, given_up_record(living.submission, living.latest, str(error))))
         self._living.clear()

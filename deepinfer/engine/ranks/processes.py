@@ -149,18 +149,51 @@ class RankProcesses:
         return [answer for rank in sorted(found) for answer in found[rank]]
 
     def close(self) -> None:
-        """End all ranks in order, those that do not follow by force."""
-        for each in self._ranks:
-            each.send("close")
-        until = time.monotonic() + _CLOSING_S
+        """End all ranks in order, those that do not follow by force.
+
+        Ranks that still owe an answer, because the call that wants it was interrupted, are not blamed for anything:
+        nobody knows how far they are behind.
+
+        Raises:
+            RankFailedError: a rank had died, raised, or did not end in time. All processes are gone nevertheless.
+        """
+        owing = {each.rank for each in self._ranks if each.due}
         try:
-            for each in self._ranks:
-                try:
-                    each.process.wait(max(0.0, until - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    continue
+            self.send(range(len(self)), "close")
+            fatal, silent = self._closed(time.monotonic() + _CLOSING_S)
         finally:
             self.kill()
+        fatal = {rank: error for rank, error in fatal.items() if rank not in owing}
+        words = self._causes(fatal)
+        for rank in silent - owing - fatal.keys():
+            words[rank] = f"rank {rank} did not end within {_CLOSING_S:g} s of being told to"
+        if words:
+            raise RankFailedError(words, "; ".join(words[rank] for rank in sorted(words)))
+        if fatal:
+            raise self._failure(fatal, [])
+
+    def _closed(self, until: float) -> tuple[dict[int, BaseException], set[int]]:
+        """Wait for the ends of all ranks; return what ranks raised or died of, and which did not end."""
+        fatal: dict[int, BaseException] = {}
+        while waiting := [each for each in self._ranks if each.due and each.rank not in fatal]:
+            ready = wait([each.pipe for each in waiting], max(0.0, until - time.monotonic()))
+            if not ready:
+                break
+            for each in waiting:
+                if each.pipe in ready:
+                    self._receive(each, [], fatal)
+        silent: set[int] = set()
+        for each in self._ranks:
+            if each.rank in fatal and each.process.poll() is not None:
+                continue
+            try:
+                status = each.process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                silent.add(each.rank)
+            else:
+                if status and each.rank not in fatal:
+                    fatal[each.rank] = EOFError(self._how_it_ended(each))
+        return fatal, silent
 
     def kill(self) -> None:
         """End all ranks now."""
@@ -187,20 +220,26 @@ class RankProcesses:
             return "it closed its pipe"
         return f"it was ended by signal {-status}" if status < 0 else f"it ended with status {status}"
 
+    @staticmethod
+    def _causes(fatal: Mapping[int, BaseException]) -> dict[int, str]:
+        """Return who died or raised, in rank order, and how; not who noticed that others had."""
+        return {
+            rank: f"rank {rank} died: {error}"
+            if isinstance(error, EOFError)
+            else f"rank {rank} raised {type(error).__name__}: {error}"
+            for rank, error in sorted(fatal.items())
+            if not isinstance(error, LostRanksError)
+        }
+
     def _failure(self, fatal: Mapping[int, BaseException], silent: Sequence[RankProcess]) -> BaseException:
         """Return what is to be raised: who is at fault, not who noticed."""
         noticed = {rank: error for rank, error in fatal.items() if isinstance(error, LostRanksError)}
-        causes = {rank: error for rank, error in fatal.items() if rank not in noticed}
         if not self._has_started:
-            for _, error in sorted(causes.items()):
-                if not isinstance(error, EOFError):
+            for rank, error in sorted(fatal.items()):
+                if rank not in noticed and not isinstance(error, EOFError):
                     return error  # a wrong directory is the same error with one rank and with many
-        if causes:
-            words = [
-                f"rank {rank} {'died: ' if isinstance(error, EOFError) else f'raised {type(error).__name__}: '}{error}"
-                for rank, error in sorted(causes.items())
-            ]
-            return RankFailedError(causes, "; ".join(words))
+        if causes := self._causes(fatal):
+            return RankFailedError(causes, "; ".join(causes.values()))
         missing = {rank for error in noticed.values() for rank in error.missing} | {each.rank for each in silent}
         words = [f"rank {each.rank} did not answer {each.due[0]!r} in time" for each in silent]
         words += [str(error) for _, error in sorted(noticed.items())[:1]]

@@ -18,7 +18,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 
 from deepinfer.accelerator import AcceleratorDriver, LostRanksError, RankPlace, registry
 from deepinfer.accelerator.plan import REFERENCE
-from deepinfer.errors import ArgumentError
+from deepinfer.errors import ArgumentError, RankFailedError
 from deepinfer.parallel.ranks.messages import all_gather_bytes
 from deepinfer.parallel.ranks.recording import NamedGroup, Recorder
 from deepinfer.parallel.ranks.votes import HostVotes
@@ -69,6 +69,17 @@ class RankGroups:
     def exchanges_in_steps(self) -> bool:
         """Whether the layers of a step wait for other ranks, beside the votes."""
         return any(group is not None for group in (self.experts, self.tables, self.context))
+
+    def are_lost_by(self, error: BaseException, *, in_step: bool) -> bool:
+        """Say whether this rank can take part in nothing any more, because the others wait in vain, or have gone.
+
+        Args:
+            error: what a call has raised here.
+            in_step: the call was a step of the engine; its layers may have left out an exchange.
+        """
+        if self.is_broken or isinstance(error, (LostRanksError, RankFailedError)):
+            return True
+        return in_step and self.exchanges_in_steps
 
 
 def group_problems(world_size: int, expert_parallel_size: int, context_parallel_size: int = 1) -> list[str]:

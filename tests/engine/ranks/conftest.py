@@ -109,6 +109,7 @@ def together(tiny_directory: Path) -> Callable[..., list[Any]]:
     ) -> list[Any]:
         port, finished = free_port(), threading.Barrier(world)
         chosen = EngineOptions(**{**SIZES, **options})
+        errors: list[Exception] = []  # raised; an act may return one that it has caught
 
         def one(rank: int) -> Any:
             recorder = Recorder()
@@ -126,14 +127,14 @@ def together(tiny_directory: Path) -> Callable[..., list[Any]]:
                 engine = build_engine_on(own, model, chosen, Settings(), worker_type=worker_type, ranks=groups)
                 return act(Seat(engine, groups, recorder))
             except Exception as error:  # noqa: BLE001 - raised below, by who is at fault
-                return error
+                errors.append(error)
+                return None
             finally:
                 finished.wait(60)  # nobody's membership is dropped while others still look at it
 
         with ThreadPoolExecutor(world) as pool:
             found = list(pool.map(one, range(world)))
         # Who was waited for in vain has the reason; those who waited only say so.
-        errors = [each for each in found if isinstance(each, BaseException)]
         for error in sorted(errors, key=lambda each: isinstance(each, LostRanksError)):
             raise error
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import subprocess
 import threading
 from collections import deque
 from multiprocessing.connection import Connection
@@ -18,23 +19,31 @@ from deepinfer.engine.ranks.child import FAILED, serve
 from deepinfer.engine.ranks.messages import Reply, portable
 from deepinfer.engine.ranks.processes import RankProcess, RankProcesses
 from deepinfer.errors import ArgumentError, DeepInferError, InvariantError, RankFailedError
+from deepinfer.parallel.ranks.groups import RankGroups
+from deepinfer.settings import LaunchedRank
 
 LOST = LostRanksError("rank 0, host group of ranks 0, 1", (1,), "all_gather")
 
 
 class Ended:
-    """A process that has ended."""
+    """A process that has ended, or is frozen until it is killed."""
 
     pid = 0
 
-    def __init__(self, status: int) -> None:
-        self.status = status
+    def __init__(self, status: int | None) -> None:
+        self.status = status or 0
+        self.is_frozen = status is None
 
-    def poll(self) -> int:
-        return self.status
+    def poll(self) -> int | None:
+        return None if self.is_frozen else self.status
 
     def wait(self, timeout: float | None = None) -> int:
+        if self.is_frozen and timeout is not None:
+            raise subprocess.TimeoutExpired("a rank", timeout)
         return self.status
+
+    def kill(self) -> None:
+        self.is_frozen = False
 
 
 def ranks_that_say(*said: Reply | int | None, has_started: bool = True) -> RankProcesses:
@@ -47,7 +56,7 @@ def ranks_that_say(*said: Reply | int | None, has_started: bool = True) -> RankP
             theirs.send(each)
         if isinstance(each, int):
             theirs.close()
-        process: Any = Ended(each if isinstance(each, int) else 0)
+        process: Any = Ended(0 if isinstance(each, Reply) else each)
         ranks._ranks.append(RankProcess(rank, process, ours, deque(["step"])))
         process.theirs = theirs  # open as long as the process is there
     return ranks
@@ -144,7 +153,11 @@ def test_a_rank_ends_when_the_others_wait_for_it_in_vain(
         abort_request = discard_requests = stats = check_invariants = step
 
     ours, theirs = multiprocessing.Pipe()
-    groups: Any = SimpleNamespace(exchanges_in_steps=spread, is_broken=broken)
+    sound: Any = SimpleNamespace(is_broken=False)
+    host: Any = SimpleNamespace(is_broken=broken)
+    votes: Any = None
+    place = LaunchedRank(1, 2, 1, 2, "127.0.0.1", 1)
+    groups = RankGroups(place, host, votes, sound if spread else None, deadline_s=1.0)
     engine: Any = Engine()
     status: list[int] = []
 
@@ -162,3 +175,46 @@ def test_a_rank_ends_when_the_others_wait_for_it_in_vain(
     thread.join(10)
     assert status == [FAILED if is_fatal else 0]
     assert engine.closed is not is_fatal
+
+
+def test_a_rank_that_raises_when_it_is_closed_says_so_and_ends_as_failed() -> None:
+    def close() -> None:
+        raise ZeroDivisionError("no end")
+
+    ours, theirs = multiprocessing.Pipe()
+    engine: Any = SimpleNamespace(close=close, abort_request=None)
+    groups: Any = None
+    ours.send(("close", None))
+    assert serve(theirs, engine, groups) == FAILED
+    reply = ours.recv()
+    assert reply.is_fatal
+    assert type(reply.error) is ZeroDivisionError
+
+
+def closing(*said: Reply | int | None, owing: bool) -> RankProcesses:
+    """As :func:`ranks_that_say`, with answers to "close"; ``owing``: they still owe one to the call before it."""
+    ranks = ranks_that_say(*said)
+    for each in ranks._ranks:
+        each.due = deque(["step"] if owing else [])
+    return ranks
+
+
+@pytest.mark.parametrize(
+    ("said", "ranks", "words"),
+    [
+        ((Reply(), -9), (1,), "rank 1 died: it was ended by signal 9"),
+        ((Reply(), 3), (1,), "rank 1 died: it ended with status 3"),
+        ((Reply(error=LOST, is_fatal=True), -9), (1,), "signal 9"),
+        ((Reply(error=LOST, is_fatal=True), Reply()), (1,), "all_gather"),
+        ((Reply(error=ValueError("no"), is_fatal=True), -9), (0, 1), "rank 0 raised ValueError: no; rank 1 died"),
+        ((None, Reply()), (0,), r"rank 0 did not end within 0\.2 s of being told to"),
+    ],
+)
+def test_who_does_not_end_in_order_is_named_unless_it_was_left_in_the_midst_of_a_call(
+    monkeypatch: pytest.MonkeyPatch, said: Any, ranks: tuple[int, ...], words: str
+) -> None:
+    monkeypatch.setattr(processes, "_CLOSING_S", 0.2)
+    with pytest.raises(RankFailedError, match=words) as failed:
+        closing(*said, owing=False).close()
+    assert failed.value.ranks == ranks
+    closing(*said, owing=True).close()
