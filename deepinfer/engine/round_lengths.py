@@ -1,8 +1,9 @@
 """How many drafts the next round makes, so that drafts which do not pay are not even drafted.
 
 A round is paid for whatever is verified of it. What it costs is learnt from steps: at first every round makes all its
-drafts, then a few make none and one, and what lies between is interpolated. What a draft is worth is what the draft
-model says, put right by what became of the drafts so far.
+drafts, then a few make none and one, and what lies between is interpolated. Steps with another number of requests go by
+what is known of the nearest one, until they have been tried themselves, now and then. What a draft is worth is what the
+draft model says, put right by what became of the drafts so far.
 
 Shapes: R requests, n drafts a request.
 """
@@ -20,7 +21,7 @@ from deepinfer.engine.draft_tally import DraftTally
 from deepinfer.sampling.verify_budget import CostCurve, choose_round
 
 SETTLING_STEPS = 10
-"""So many steps of a size make full rounds before anything is tried."""
+"""So many steps make full rounds before anything is tried."""
 
 LEAST_TIMES = 3
 MOST_TRIES = 8
@@ -29,6 +30,9 @@ MOST_TRIES = 8
 NEWEST_TIMES = 5
 STEPS_PER_PROBE = 48
 """One step in so many makes a round of another length than the best one, so that no estimate grows old."""
+
+STEPS_PER_TRY = 4
+"""One step in so many is a try, where another size says what to choose meanwhile."""
 
 _LEARNING_SHARE = 0.1
 
@@ -79,9 +83,32 @@ class RoundLengths:
         times.setdefault(drafts, deque(maxlen=NEWEST_TIMES)).append(after_s)
 
     def after(self, requests: int) -> list[float] | None:
-        """Return what judging takes together with a round of 0 to n drafts; None until that is known."""
-        times = self._size(requests).times
-        known = {drafts: median(each) for drafts, each in times.items() if len(each) >= LEAST_TIMES}
+        """Return what judging takes together with a round of 0 to n drafts, by the nearest size that tells it."""
+        wanted = _size_class(requests)
+        for nearest in sorted(self._sizes, key=lambda each: (abs(each - wanted), each)):
+            if (after_s := self._after(self._sizes[nearest])) is not None:
+                return after_s
+        return None
+
+    def choose(self, requests: int, curve: CostCurve) -> int:
+        """Return how many drafts the round of a step with so many requests makes."""
+        if not self.drafts:
+            return 0
+        size = self._size(requests)
+        size.steps += 1
+        after_s = self.after(requests)
+        if after_s is None:
+            return self.drafts if size.steps <= SETTLING_STEPS else self._next_try(size)
+        if self._after(size) is not None:
+            probe, rest = divmod(size.steps, STEPS_PER_PROBE)
+            if not rest:
+                return self._tried[probe % len(self._tried)]
+        elif size.steps % STEPS_PER_TRY == 0:
+            return self._next_try(size)
+        return choose_round(self.chances_n, requests, curve, after_s)
+
+    def _after(self, size: _Size) -> list[float] | None:
+        known = {drafts: median(each) for drafts, each in size.times.items() if len(each) >= LEAST_TIMES}
         if any(drafts not in known for drafts in self._tried):
             return None
         # A round of none has no stages to pass: it says nothing about the others.
@@ -89,20 +116,6 @@ class RoundLengths:
         between = np.interp(range(1, self.drafts + 1), places, [known[drafts] for drafts in places])
         rising: list[float] = np.maximum.accumulate([known[0], *between]).tolist()
         return rising
-
-    def choose(self, requests: int, curve: CostCurve) -> int:
-        """Return how many drafts the round of a step with so many requests makes."""
-        size = self._size(requests)
-        size.steps += 1
-        if size.steps <= SETTLING_STEPS or not self.drafts:
-            return self.drafts
-        after_s = self.after(requests)
-        if after_s is None:
-            return self._next_try(size)
-        probe, rest = divmod(size.steps, STEPS_PER_PROBE)
-        if not rest:
-            return self._tried[probe % len(self._tried)]
-        return choose_round(self.chances_n, requests, curve, after_s)
 
     def _next_try(self, size: _Size) -> int:
         for drafts in self._tried:
@@ -112,4 +125,8 @@ class RoundLengths:
         return self.drafts
 
     def _size(self, requests: int) -> _Size:
-        return self._sizes.setdefault((requests - 1).bit_length(), _Size())
+        return self._sizes.setdefault(_size_class(requests), _Size())
+
+
+def _size_class(requests: int) -> int:
+    return (requests - 1).bit_length()

@@ -76,15 +76,18 @@ class StepCosts:
     def __init__(self, measured: CostCurve) -> None:
         self.measured = measured
         self._steps = 0
-        # By size, so that a size that is seldom run is not forgotten over one that is run all the time.
-        self._times: dict[int, deque[float]] = {}
+        # What steps took beyond the measured curve, by the nearest measured size: a size that is seldom run is not
+        # forgotten over one that is run all the time.
+        self._beyond_s: dict[int, deque[float]] = {}
         self._sampler_times: deque[float] = deque(maxlen=NEWEST_SAMPLER_TIMES)
         self._curve: CostCurve | None = measured
 
     def note(self, rows: int, step_s: float, sampler_s: float) -> None:
         """Remember what a step of so many rows took: the pass with its logits, and everything after them."""
         self._steps += 1
-        self._times.setdefault(rows, deque(maxlen=NEWEST_TIMES)).append(step_s)
+        nearest = min(self.measured.sizes, key=lambda size: (max(size, rows) / min(size, rows), size))
+        beyond_s = step_s - self.measured.of(rows)
+        self._beyond_s.setdefault(nearest, deque(maxlen=NEWEST_TIMES)).append(beyond_s)
         self._sampler_times.append(sampler_s)
         self._curve = None
 
@@ -104,21 +107,19 @@ class StepCosts:
         return self._curve
 
     def _corrected(self) -> CostCurve:
-        seen = np.array(sorted(self._times))
+        seen = np.array(sorted(self._beyond_s))
         # A step that was interrupted says nothing about its rows: medians do not listen to it.
-        found = np.array([median(self._times[rows]) for rows in seen])
-        counts = np.array([len(self._times[rows]) for rows in seen])
-        expected = np.array([self.measured.of(rows) for rows in seen.tolist()])
+        beyond = np.array([median(self._beyond_s[size]) for size in seen.tolist()])
+        counts = np.array([len(self._beyond_s[size]) for size in seen.tolist()])
         sizes, before = np.array(self.measured.sizes), np.array(self.measured.seconds)
         if len(seen) == 1:
             # One size says how fast the machine is, nothing about the slope.
-            after = before * (found[0] / expected[0])
+            after = before * (1 + beyond[0] / self.measured.of(int(seen[0])))
         else:
-            slope, height = np.polyfit(seen, found - expected, 1, w=np.sqrt(counts))
+            slope, height = np.polyfit(seen, beyond, 1, w=np.sqrt(counts))
             after = before + height + slope * sizes
             is_sure = counts >= LEAST_TIMES
             if is_sure.any():
-                left = (found - expected - height - slope * seen)[is_sure]
-                after += np.interp(sizes, seen[is_sure], left)
+                after += np.interp(sizes, seen[is_sure], (beyond - height - slope * seen)[is_sure])
         after = np.maximum.accumulate(np.maximum(after, before * _LEAST_SHARE))
         return CostCurve(self.measured.sizes, tuple(after.tolist()), self.measured.is_padded)

@@ -10,7 +10,14 @@ import torch
 
 from deepinfer.accelerator.ops.drafting import PLACEHOLDER, DraftDistributions
 from deepinfer.engine.draft_tally import DraftTally
-from deepinfer.engine.round_lengths import LEAST_TIMES, MOST_TRIES, SETTLING_STEPS, STEPS_PER_PROBE, RoundLengths
+from deepinfer.engine.round_lengths import (
+    LEAST_TIMES,
+    MOST_TRIES,
+    SETTLING_STEPS,
+    STEPS_PER_PROBE,
+    STEPS_PER_TRY,
+    RoundLengths,
+)
 from deepinfer.engine.speculation import Round
 from deepinfer.engine.step_costs import StepCosts
 from deepinfer.engine.verify_lengths import VerifyLengths
@@ -96,12 +103,24 @@ def test_a_device_that_tells_no_times_makes_full_rounds() -> None:
     assert set(chosen[-50:]) == {DRAFTS}
 
 
-def test_sizes_of_batches_are_learnt_apart() -> None:
+def test_a_size_goes_by_the_nearest_known_one_until_it_is_known_itself() -> None:
+    rounds = hopeful(0.75)
+    dear_s, cheap_s = [0.1, 5.0, 10.0, 15.0, 20.0, 25.0], [1.0] * 6
+    lived(rounds, 60, FREE, dear_s, requests=1)
+    assert rounds.after(8) == rounds.after(1) == dear_s
+    chosen = lived(rounds, 120, FREE, cheap_s, requests=8)
+    assert chosen[: STEPS_PER_TRY - 1] == [0] * (STEPS_PER_TRY - 1)
+    assert chosen[-1] == DRAFTS
+    assert rounds.after(8) == cheap_s
+    assert rounds.after(1) == dear_s
+    assert rounds.after(4) == cheap_s  # of two the nearer one
+
+
+def test_a_size_that_tells_no_times_goes_by_another_for_ever() -> None:
     rounds = hopeful(0.75)
     lived(rounds, 60, FREE, [0.1, 5.0, 10.0, 15.0, 20.0, 25.0], requests=1)
-    assert rounds.after(1) is not None
-    assert rounds.after(32) is None
-    assert rounds.choose(32, FREE) == DRAFTS
+    chosen = [rounds.choose(2, FREE) for _ in range(400)]
+    assert sum(drafts != 0 for drafts in chosen) <= 400 // STEPS_PER_TRY
 
 
 def test_chances_are_put_right_by_what_became_of_drafts() -> None:

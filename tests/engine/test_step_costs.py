@@ -68,7 +68,7 @@ def test_steps_of_one_size_say_how_fast_the_machine_is() -> None:
     assert costs.curve.seconds == pytest.approx([2.0, 2.2, 2.6, 3.4])
 
 
-def test_a_size_that_was_run_a_few_times_costs_what_it_took_however_seldom_it_is() -> None:
+def test_a_size_that_was_run_a_few_times_costs_what_it_took_however_seldom_that_was() -> None:
     costs = StepCosts(CURVE)
     for _ in range(3):
         costs.note(1, 1.0, 0.0)
@@ -78,6 +78,14 @@ def test_a_size_that_was_run_a_few_times_costs_what_it_took_however_seldom_it_is
     assert costs.curve.seconds == pytest.approx([1.0, CURVE.of(2) + 0.7 / 3, 2.0, 2.0])
     costs.note(2, 9.0, 0.0)  # once is not a few times
     assert costs.curve.seconds[0::2] == pytest.approx([1.0, 2.0])
+
+
+def test_steps_between_two_sizes_count_for_the_nearer_one() -> None:
+    costs = StepCosts(CostCurve((8, 16, 32), (1.0, 2.0, 4.0), is_padded=False))
+    for rows in (9, 10, 11, 14, 17, 20):
+        for _ in range(3):
+            costs.note(rows, costs.measured.of(rows) + (0.5 if rows < 12 else 0.25), 0.0)
+    assert costs.curve.seconds[:2] == pytest.approx([1.5, 2.25])
 
 
 def test_single_slow_steps_and_absurd_slopes_leave_a_curve_that_rises() -> None:
