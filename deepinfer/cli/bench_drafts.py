@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from deepinfer.cli import show
+from deepinfer.cli.bench_shared import threads_text
 
 if TYPE_CHECKING:
     from deepinfer.bench.drafts import DraftsResult, DraftsSettings
 
 
-def heading(settings: DraftsSettings, given_prompts: int, threads: str) -> str:
+def heading(settings: DraftsSettings, given_prompts: int, threads: int) -> str:
     """Say what was compared and what is set in it."""
     generation = settings.generation
     if settings.acceptance is None:
@@ -21,7 +22,7 @@ def heading(settings: DraftsSettings, given_prompts: int, threads: str) -> str:
     prompts = f"{given_prompts} given prompts" if given_prompts else f"prompts of {generation.prompt_tokens} tokens"
     return (
         f"{settings.model}: {rightness}, {prompts}, {generation.output_tokens} output tokens that are {origin}, median "
-        f"of {generation.repeats} runs, {settings.clock} time, {threads}"
+        f"of {generation.repeats} runs, {settings.clock} time, {threads_text(threads)}"
     )
 
 
