@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import cast
+from typing import Final, cast
 
 import torch
 
@@ -37,6 +37,8 @@ from deepinfer.scheduling.step import ScheduledStep
 from deepinfer.settings import Settings
 from deepinfer.tokenizer import Tokenizer
 
+SET_ACCEPTANCE: Final = 0.75
+
 
 @dataclass(frozen=True, slots=True)
 class DraftsSettings:
@@ -54,7 +56,7 @@ class DraftsSettings:
     generation: GenerationSettings
     drafts: tuple[int, ...]
     has_variable: bool = False
-    acceptance: float | None = 0.75
+    acceptance: float | None = SET_ACCEPTANCE
     clock: str = "elapsed"
     model: str = ""
 

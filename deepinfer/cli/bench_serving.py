@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from deepinfer.cli import bench_drafts, bench_shared, options, show
-from deepinfer.errors import ArgumentError
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -73,7 +72,9 @@ def _serving(kind: _Kind, text: str) -> Callable[..., None]:
         varlen: Annotated[
             bool, typer.Option("--varlen", help="With --drafts: also let each step choose how many it verifies.")
         ] = False,
-        acceptance: Annotated[float, typer.Option(help="With --drafts: share of the drafts that are right.")] = 0.75,
+        acceptance: Annotated[
+            float | None, typer.Option(help="With --drafts: share of the drafts that are right; unset: 0.75.")
+        ] = None,
         own_drafts: Annotated[
             bool, typer.Option("--own-drafts", help="With --drafts: the model drafts and answers for itself.")
         ] = False,
@@ -88,7 +89,7 @@ def _serving(kind: _Kind, text: str) -> Callable[..., None]:
         from tqdm import tqdm
 
         from deepinfer.accelerator.selection import select
-        from deepinfer.bench.drafts import DraftsSettings, compare_drafts
+        from deepinfer.bench.drafts import SET_ACCEPTANCE, DraftsSettings, compare_drafts
         from deepinfer.bench.environment import computing_threads
         from deepinfer.bench.generation import GenerationSettings
         from deepinfer.bench.model import model_problems, model_source
@@ -97,6 +98,11 @@ def _serving(kind: _Kind, text: str) -> Callable[..., None]:
         from deepinfer.engine.options import EngineKeywords, EngineOptions
 
         problems += model_problems(model)
+        if drafts is None and (varlen or acceptance is not None or own_drafts or processor_time):
+            problems.append("--varlen, --acceptance, --own-drafts and --processor-time need --drafts")
+        if own_drafts and acceptance is not None:
+            problems.append(f"--acceptance {acceptance:g}: of drafts by script; leave it out with --own-drafts")
+        numbers = () if drafts is None else bench_drafts.numbers("--drafts", drafts, problems)
         if threads is not None and threads < 1:
             problems.append(f"--threads {threads}: at least 1")
         keywords = EngineKeywords(
@@ -126,15 +132,12 @@ def _serving(kind: _Kind, text: str) -> Callable[..., None]:
                 problems,
                 lambda: DraftsSettings(
                     generation=settings,
-                    drafts=bench_drafts.numbers("--drafts", drafts, problems),
+                    drafts=numbers,
                     has_variable=varlen,
-                    acceptance=None if own_drafts else acceptance,
+                    acceptance=None if own_drafts else SET_ACCEPTANCE if acceptance is None else acceptance,
                     clock="processor" if processor_time else "elapsed",
                 ),
             )
-        elif varlen or processor_time or own_drafts:
-            problem = "--varlen, --own-drafts and --processor-time need --drafts"
-            raise ArgumentError(f"deepinfer bench {kind}", [problem])
         is_name = model is not None and not Path(model).is_dir()
         given = read_prompts(prompts) if prompts is not None else []
         driver = select(accelerator, environment).driver()

@@ -91,6 +91,33 @@ def test_the_command_prints_each_case_and_saves_it(run: Callable[..., Any], tmp_
     assert rows == [["1", "0"], ["1", "1"], ["1", "to"]]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "problems"),
+    [
+        (["--acceptance", 0.75], ["--acceptance, --own-drafts and --processor-time need --drafts"]),
+        (["--drafts", "0,1", "--own-drafts", "--acceptance", 0.75], ["--acceptance 0.75: ", "with --own-drafts"]),
+        (["--own-drafts", "--acceptance", 1, "--repeats", 0], ["need --drafts", "--acceptance 1: ", "repeats holds 0"]),
+    ],
+)
+def test_a_share_that_would_be_ignored_is_refused(
+    run: Callable[..., Any], arguments: list[object], problems: list[str]
+) -> None:
+    for command in ("latency", "throughput"):
+        ran = run(command, *SMALL, *arguments)
+        assert (ran.status, ran.out) == (2, "")
+        assert [problem for problem in problems if problem not in ran.err] == []
+
+
+def test_a_share_that_is_given_is_set_and_own_drafts_have_none(run: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    ran = run("latency", "--drafts", "1", "--acceptance", 0.5, *SMALL, "--save-result", file)
+    assert "50% of the drafts are right by script" in ran.out
+    assert json.loads(file.read_text())["settings"]["acceptance"] == 0.5
+    ran = run("latency", "--drafts", "1", "--own-drafts", *SMALL, "--save-result", file)
+    assert "drafts and answers are its own" in ran.out
+    assert json.loads(file.read_text())["settings"]["acceptance"] is None
+
+
 def test_nonsense_is_refused_at_once(run: Callable[..., Any]) -> None:
     assert "need --drafts" in run("latency", "--varlen", *SMALL).err
     assert "write whole numbers" in run("latency", "--drafts", "5..x", *SMALL).err
