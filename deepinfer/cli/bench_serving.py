@@ -81,6 +81,14 @@ def _serving(kind: _Kind, text: str) -> Callable[..., None]:
         processor_time: Annotated[
             bool, typer.Option("--processor-time", help="With --drafts: measure processor time, not elapsed time.")
         ] = False,
+        alternate: Annotated[
+            bool,
+            typer.Option(
+                "--alternate",
+                help="With --drafts: run all cases in turn, round by round, and compare within a round; holds one "
+                "engine per case in memory.",
+            ),
+        ] = False,
         save_result: bench_shared.SaveResult = None,
     ) -> None:
         environment = ctx.obj.start_alone(ctx.command_path)
@@ -98,8 +106,8 @@ def _serving(kind: _Kind, text: str) -> Callable[..., None]:
         from deepinfer.engine.options import EngineKeywords, EngineOptions
 
         problems += model_problems(model)
-        if drafts is None and (varlen or acceptance is not None or own_drafts or processor_time):
-            problems.append("--varlen, --acceptance, --own-drafts and --processor-time need --drafts")
+        if drafts is None and (varlen or acceptance is not None or own_drafts or processor_time or alternate):
+            problems.append("--varlen, --acceptance, --own-drafts, --processor-time and --alternate need --drafts")
         if own_drafts and acceptance is not None:
             problems.append(f"--acceptance {acceptance:g}: of drafts by script; leave it out with --own-drafts")
         numbers = () if drafts is None else bench_drafts.numbers("--drafts", drafts, problems)
@@ -136,6 +144,7 @@ def _serving(kind: _Kind, text: str) -> Callable[..., None]:
                     has_variable=varlen,
                     acceptance=None if own_drafts else SET_ACCEPTANCE if acceptance is None else acceptance,
                     clock="processor" if processor_time else "elapsed",
+                    alternates=alternate,
                 ),
             )
         is_name = model is not None and not Path(model).is_dir()
@@ -152,7 +161,7 @@ def _serving(kind: _Kind, text: str) -> Callable[..., None]:
                     source, driver, compared, environment, keywords=keywords, prompts=given, tick=bar.update
                 )
                 print(bench_drafts.heading(compared, len(given), comparison.environment.threads))
-                bench_shared.finish(comparison, bench_drafts.table(comparison.results), save_result)
+                bench_shared.finish(comparison, bench_drafts.table(compared, comparison.results), save_result)
                 return
             bar = stack.enter_context(bench_shared.bar(settings.all_runs))
             served = serve(source, driver, settings, environment, keywords=keywords, prompts=given, tick=bar.update)
