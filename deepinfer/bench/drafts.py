@@ -8,6 +8,9 @@ true one: the share to the power of the draft's number.
 
 A trained model drafts and answers for itself: then nothing is set, and requests are answered greedily.
 
+A machine that others use is slow for minutes and quick for others, and what is measured in one of them is no match for
+what is measured in the next. Cases that alternate run once in every round, and are compared within it.
+
 Legend: R requests, n drafts a request.
 """
 
@@ -18,7 +21,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import cast
+from typing import Final, cast
 
 import torch
 
@@ -31,11 +34,14 @@ from deepinfer.bench.report import BenchReport, Clock, Tick, counts_below, no_ti
 from deepinfer.engine.build import build_engine_on
 from deepinfer.engine.engine import Engine
 from deepinfer.engine.options import EngineKeywords, EngineOptions
+from deepinfer.engine.outputs import EngineStats
 from deepinfer.engine.speculation import ModelSpeculation, Newest, Round
 from deepinfer.errors import ArgumentError
 from deepinfer.scheduling.step import ScheduledStep
 from deepinfer.settings import Settings
 from deepinfer.tokenizer import Tokenizer
+
+SET_ACCEPTANCE: Final = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +55,16 @@ class DraftsSettings:
         acceptance: share of the drafts that are right; None leaves drafts and answers to the model.
         clock: "elapsed" or "processor": what is measured, by the bench and by the engine's own cost curve.
         model: the model's name.
+        alternates: keep the engines of all cases in memory, and run every case once a round, ``repeats`` rounds.
     """
 
     generation: GenerationSettings
     drafts: tuple[int, ...]
     has_variable: bool = False
-    acceptance: float | None = 0.75
+    acceptance: float | None = SET_ACCEPTANCE
     clock: str = "elapsed"
     model: str = ""
+    alternates: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what cannot be compared, all at once."""
@@ -74,6 +82,11 @@ class DraftsSettings:
         engines, sizes = len(self.drafts) + self.has_variable, len(self.generation.batch_sizes)
         return engines * (1 + sizes * self.generation.repeats) + self.has_variable * sizes
 
+    @property
+    def base_drafts(self) -> int:
+        """The number of drafts whose rate the others are compared with: none, or the first where none is no case."""
+        return 0 if 0 in self.drafts else self.drafts[0]
+
 
 @dataclass(frozen=True, slots=True)
 class DraftsResult:
@@ -88,6 +101,8 @@ class DraftsResult:
         tokens_per_step: tokens of a request in one of its decode steps.
         rows_per_step: rows of a request in one of its decode steps.
         accepted_by_place: share of the verified drafts of each place that were accepted.
+        of_base_by_round: where cases alternate, for each round this case's rate over that of ``base_drafts`` in it.
+        of_base: the median of these; None where cases do not alternate.
     """
 
     batch_size: int
@@ -98,6 +113,8 @@ class DraftsResult:
     tokens_per_step: float
     rows_per_step: float
     accepted_by_place: tuple[float, ...]
+    of_base_by_round: tuple[float, ...] = ()
+    of_base: float | None = None
 
 
 class SetAcceptance:
@@ -142,7 +159,7 @@ def compare_drafts(
     clock: Clock | None = None,
     tick: Tick = no_tick,
 ) -> BenchReport[DraftsResult]:
-    """Build an engine for each number of drafts, one after the other, and send every batch to it.
+    """Build an engine for each number of drafts, and send every batch to it: one after the other, or in turn.
 
     Args:
         source: the model; it must have draft stages where drafts are compared.
@@ -163,22 +180,25 @@ def compare_drafts(
     if settings.has_variable:
         cases.append((max(settings.drafts), True))
     results: list[DraftsResult] = []
-    for drafts, is_variable in cases:
-        options = EngineOptions.from_keywords(
-            {
-                **_keywords(keywords, settings),
-                "max_num_seqs": max(settings.generation.batch_sizes),
-                "max_model_len": settings.generation.prompt_tokens + settings.generation.output_tokens,
-                "num_speculative_tokens": drafts,
-                "variable_verification": is_variable,
-                "verification": "coupled",
-            }
-        )
-        engine = build_engine_on(driver, source.directory, options, environment, clock=clock)
-        bench = _Bench(engine, settings, given, clock)
-        bench.run(max(settings.generation.batch_sizes), min(4, settings.generation.output_tokens))
-        tick()
-        results += [_measured(bench, size, tick, is_variable=is_variable) for size in settings.generation.batch_sizes]
+    for group in [cases] if settings.alternates else [[case] for case in cases]:
+        benches = []
+        for drafts, is_variable in group:
+            options = EngineOptions.from_keywords(
+                {
+                    **_keywords(keywords, settings),
+                    "max_num_seqs": max(settings.generation.batch_sizes),
+                    "max_model_len": settings.generation.prompt_tokens + settings.generation.output_tokens,
+                    "num_speculative_tokens": drafts,
+                    "variable_verification": is_variable,
+                    "verification": "coupled",
+                }
+            )
+            engine = build_engine_on(driver, source.directory, options, environment, clock=clock)
+            benches.append(_Bench(engine, settings, given, clock, is_variable))
+            benches[-1].run(max(settings.generation.batch_sizes), min(4, settings.generation.output_tokens))
+            tick()
+        for size in settings.generation.batch_sizes:
+            results += _measured(benches, size, tick)
     results.sort(key=lambda result: settings.generation.batch_sizes.index(result.batch_size))
     return BenchReport("drafts", settings, describe_environment(), tuple(results))
 
@@ -204,6 +224,10 @@ class _DecodeSteps:
     positions: int
     requests: int
 
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
@@ -213,6 +237,7 @@ class _Bench:
     settings: DraftsSettings
     given: Sequence[Sequence[int]]
     clock: Clock
+    is_variable: bool
 
     def run(self, size: int, outputs: int) -> _DecodeSteps:
         vocabulary, generation = self.engine.config.vocab_size, self.settings.generation
@@ -238,30 +263,47 @@ class _Bench:
         )
 
 
-def _measured(bench: _Bench, size: int, tick: Tick, *, is_variable: bool) -> DraftsResult:
-    engine, generation = bench.engine, bench.settings.generation
-    if is_variable:  # what a batch of this size costs is learnt first
-        bench.run(size, generation.output_tokens)
-        tick()
-    before = engine.stats()
-    runs = []
-    for _ in range(generation.repeats):
-        runs.append(bench.run(size, generation.output_tokens))
-        tick()
-    after = engine.stats()
+def _measured(benches: Sequence[_Bench], size: int, tick: Tick) -> list[DraftsResult]:
+    """Run every bench once a round, and turn back after each, so that no case is always first or always last."""
+    settings = benches[0].settings
+    outputs = settings.generation.output_tokens
+    for bench in benches:
+        if bench.is_variable:  # what a batch of this size costs is learnt first
+            bench.run(size, outputs)
+            tick()
+    before = [bench.engine.stats() for bench in benches]
+    runs: list[list[_DecodeSteps]] = [[] for _ in benches]
+    for number in range(settings.generation.repeats):
+        for place in range(len(benches))[:: -1 if number % 2 else 1]:
+            runs[place].append(benches[place].run(size, outputs))
+            tick()
+    base: Sequence[_DecodeSteps] = ()
+    if settings.alternates:
+        drafts = [bench.engine.options.num_speculative_tokens for bench in benches]
+        base = runs[drafts.index(settings.base_drafts)]
+    return [_result(bench, size, own, old, base) for bench, own, old in zip(benches, runs, before, strict=True)]
+
+
+def _result(
+    bench: _Bench, size: int, runs: Sequence[_DecodeSteps], before: EngineStats, base: Sequence[_DecodeSteps]
+) -> DraftsResult:
+    after = bench.engine.stats()
     by_place = zip(
         *(after.verified_by_place, before.verified_by_place, after.accepted_by_place, before.accepted_by_place),
         strict=True,
     )
     shares = [(accepted - old) / max(1, verified - older) for verified, older, accepted, old in by_place]
+    of_base = [run.tokens_per_s / other.tokens_per_s for run, other in zip(runs, base, strict=True)] if base else []
     last = runs[-1]
     return DraftsResult(
         batch_size=size,
-        drafts=engine.options.num_speculative_tokens,
-        is_variable=is_variable,
-        decode_tokens_per_s=round(median(run.tokens / run.seconds for run in runs), 2),
+        drafts=bench.engine.options.num_speculative_tokens,
+        is_variable=bench.is_variable,
+        decode_tokens_per_s=round(median(run.tokens_per_s for run in runs), 2),
         decode_step_ms=round(median(1e3 * run.seconds / run.steps for run in runs), 2),
         tokens_per_step=round(last.tokens / last.requests, 3),
         rows_per_step=round(last.positions / last.requests, 3),
         accepted_by_place=tuple(round(share, 3) for share in shares),
+        of_base_by_round=tuple(round(ratio, 4) for ratio in of_base),
+        of_base=round(median(of_base), 4) if of_base else None,
     )

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from deepinfer.cli import show
+from deepinfer.cli.bench_shared import threads_text
 
 if TYPE_CHECKING:
     from deepinfer.bench.drafts import DraftsResult, DraftsSettings
 
 
-def heading(settings: DraftsSettings, given_prompts: int, threads: str) -> str:
+def heading(settings: DraftsSettings, given_prompts: int, threads: int) -> str:
     """Say what was compared and what is set in it."""
     generation = settings.generation
     if settings.acceptance is None:
@@ -19,19 +20,24 @@ def heading(settings: DraftsSettings, given_prompts: int, threads: str) -> str:
     else:
         rightness, origin = f"{settings.acceptance:.0%} of the drafts are right by script", "set"
     prompts = f"{given_prompts} given prompts" if given_prompts else f"prompts of {generation.prompt_tokens} tokens"
+    runs = "rounds in which all cases run" if settings.alternates else "runs"
     return (
         f"{settings.model}: {rightness}, {prompts}, {generation.output_tokens} output tokens that are {origin}, median "
-        f"of {generation.repeats} runs, {settings.clock} time, {threads}"
+        f"of {generation.repeats} {runs}, {settings.clock} time, {threads_text(threads)}"
     )
 
 
-def table(results: Sequence[DraftsResult]) -> str:
-    """Return the table; rates are also given as a multiple of that without drafts, where it was measured."""
+def table(settings: DraftsSettings, results: Sequence[DraftsResult]) -> str:
+    """Return the table; rates are also given as a multiple of that without drafts, where it was measured.
+
+    Where cases alternate, the multiple is the median of those of the rounds.
+    """
+    base = settings.base_drafts if settings.alternates else 0
     header = (
         "batch",
         "drafts",
         "decode tok/s",
-        "of 0 drafts",
+        f"of {base} draft{'s' * (base != 1)}",
         "step ms",
         "tokens/step",
         "rows/step",
@@ -43,7 +49,7 @@ def table(results: Sequence[DraftsResult]) -> str:
             str(result.batch_size),
             f"to {result.drafts}" if result.is_variable else str(result.drafts),
             f"{result.decode_tokens_per_s:,.1f}",
-            f"{result.decode_tokens_per_s / plain[result.batch_size]:.2f}" if result.batch_size in plain else "-",
+            _multiple(result, plain.get(result.batch_size)),
             f"{result.decode_step_ms:,.1f}",
             f"{result.tokens_per_step:.2f}",
             f"{result.rows_per_step:.2f}",
@@ -52,6 +58,12 @@ def table(results: Sequence[DraftsResult]) -> str:
         for result in results
     ]
     return show.table(header, rows)
+
+
+def _multiple(result: DraftsResult, plain: float | None) -> str:
+    if result.of_base is not None:
+        return f"{result.of_base:.2f}"
+    return "-" if plain is None else f"{result.decode_tokens_per_s / plain:.2f}"
 
 
 def numbers(option: str, text: str, problems: list[str]) -> tuple[int, ...]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from deepinfer.bench.drafts import DraftsSettings, SetAcceptance, compare_drafts
 from deepinfer.bench.generation import GenerationSettings
 from deepinfer.bench.model import model_source
+from deepinfer.bench.report import no_tick
 from deepinfer.engine.options import EngineKeywords
 from deepinfer.errors import ArgumentError
 from deepinfer.settings import Settings
@@ -21,14 +24,37 @@ GENERATION = GenerationSettings(batch_sizes=(2,), prompt_tokens=4, output_tokens
 SMALL = ["--batch-sizes", "1", "--prompt-tokens", 4, "--output-tokens", 5, "--repeats", 1]
 
 
-def compared(clock: Callable[[], float], *, is_ahead: bool = False, **options: Any) -> Any:
+class SlowingClock:
+    """A clock that runs twice as long at every reading once a run is over."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._step = 1.0
+
+    def __call__(self) -> float:
+        self.now += self._step
+        return self.now
+
+    def slow(self) -> None:
+        self._step *= 2
+
+
+def compared(
+    clock: Callable[[], float],
+    *,
+    is_ahead: bool = False,
+    generation: GenerationSettings = GENERATION,
+    after_run: Callable[[], None] = no_tick,
+    **options: Any,
+) -> Any:
     """Compare, one step at a time unless asked for otherwise."""
-    settings = DraftsSettings(GENERATION, **options)
+    settings = DraftsSettings(generation, **options)
     keywords = EngineKeywords(async_scheduling=is_ahead)
     ticks = []
 
     def tick() -> None:
         ticks.append(1)
+        after_run()
 
     with model_source(None) as source:
         report = compare_drafts(source, Driver(), settings, Settings(), keywords=keywords, clock=clock, tick=tick)
@@ -70,6 +96,36 @@ def test_steps_that_choose_verify_everything_where_rows_cost_nothing(step_clock:
     assert (variable.tokens_per_step, variable.rows_per_step) == (fixed.tokens_per_step, fixed.rows_per_step)
 
 
+def test_cases_that_alternate_do_what_they_do_one_after_the_other(step_clock: Any) -> None:
+    generation = replace(GENERATION, batch_sizes=(2, 1), output_tokens=5)
+    options = {"generation": generation, "drafts": (1, 0), "has_variable": True}
+    alone, in_turn = (compared(step_clock, alternates=turns, **options).results for turns in (False, True))
+    assert [(each.of_base, each.of_base_by_round) for each in alone] == [(None, ())] * 6
+    assert [replace(each, of_base=None, of_base_by_round=()) for each in in_turn] == list(alone)
+    plain = {each.batch_size: each.decode_tokens_per_s for each in in_turn if each.drafts == 0}
+    for each in in_turn:
+        ratio = each.decode_tokens_per_s / plain[each.batch_size]
+        assert each.of_base == pytest.approx(ratio, rel=0.03)  # of rates with two decimals
+        assert each.of_base_by_round == (each.of_base,)
+
+
+def test_rounds_go_forwards_and_backwards_and_a_ratio_is_that_of_one_round() -> None:
+    options = {"generation": replace(GENERATION, output_tokens=5, repeats=3), "drafts": (0, 2), "alternates": True}
+    steady = compared(SlowingClock(), **options).results[1].of_base
+    clock = SlowingClock()
+    plain, drafted = compared(clock, after_run=clock.slow, **options).results
+    assert (plain.of_base, plain.of_base_by_round) == (1.0, (1.0, 1.0, 1.0))
+    # The second run of a round is twice as slow as the first: the drafts', no drafts', and the drafts' again.
+    assert drafted.of_base_by_round == pytest.approx([steady / 2, steady * 2, steady / 2], rel=1e-3)
+    assert drafted.of_base == pytest.approx(steady / 2, rel=1e-3)
+
+
+def test_without_0_drafts_the_first_case_is_what_rates_are_compared_with(step_clock: Any) -> None:
+    first, second = compared(step_clock, drafts=(2, 1), acceptance=1.0, alternates=True).results
+    assert (first.drafts, first.of_base) == (2, 1.0)
+    assert second.of_base < 1.0
+
+
 def test_the_script_is_right_as_often_as_it_says_and_the_same_each_time() -> None:
     ids = list(range(20_000))
     script = SetAcceptance([ids], 0.75, 50_000)
@@ -91,8 +147,53 @@ def test_the_command_prints_each_case_and_saves_it(run: Callable[..., Any], tmp_
     assert rows == [["1", "0"], ["1", "1"], ["1", "to"]]
 
 
+@pytest.mark.parametrize(("drafts", "column"), [("1,0", "of 0 drafts"), ("1,2", "of 1 draft")])
+def test_the_table_of_cases_that_alternate_shows_the_ratios_of_rounds(
+    run: Callable[..., Any], tmp_path: Path, drafts: str, column: str
+) -> None:
+    file = tmp_path / "result.json"
+    ran = run("latency", "--drafts", drafts, "--alternate", *SMALL, "--repeats", 2, "--save-result", file)
+    assert ran.status == 0, ran.err
+    assert "median of 2 rounds in which all cases run" in ran.out
+    saved = json.loads(file.read_text())
+    assert saved["settings"]["alternates"] is True
+    assert [len(each["of_base_by_round"]) for each in saved["results"]] == [2, 2]
+    header = next(line for line in ran.out.splitlines() if line.startswith("batch "))
+    place = re.split(r"  +", header).index(column)
+    shown = [re.split(r"  +", line)[place] for line in ran.out.splitlines() if line.startswith("1 ")]
+    assert shown == [f"{each['of_base']:.2f}" for each in saved["results"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problems"),
+    [
+        (["--acceptance", 0.75], ["--acceptance, --own-drafts, --processor-time and --alternate need --drafts"]),
+        (["--drafts", "0,1", "--own-drafts", "--acceptance", 0.75], ["--acceptance 0.75: ", "with --own-drafts"]),
+        (["--own-drafts", "--acceptance", 1, "--repeats", 0], ["need --drafts", "--acceptance 1: ", "repeats holds 0"]),
+    ],
+)
+def test_a_share_that_would_be_ignored_is_refused(
+    run: Callable[..., Any], arguments: list[object], problems: list[str]
+) -> None:
+    for command in ("latency", "throughput"):
+        ran = run(command, *SMALL, *arguments)
+        assert (ran.status, ran.out) == (2, "")
+        assert [problem for problem in problems if problem not in ran.err] == []
+
+
+def test_a_share_that_is_given_is_set_and_own_drafts_have_none(run: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    ran = run("latency", "--drafts", "1", "--acceptance", 0.5, *SMALL, "--save-result", file)
+    assert "50% of the drafts are right by script" in ran.out
+    assert json.loads(file.read_text())["settings"]["acceptance"] == 0.5
+    ran = run("latency", "--drafts", "1", "--own-drafts", *SMALL, "--save-result", file)
+    assert "drafts and answers are its own" in ran.out
+    assert json.loads(file.read_text())["settings"]["acceptance"] is None
+
+
 def test_nonsense_is_refused_at_once(run: Callable[..., Any]) -> None:
-    assert "need --drafts" in run("latency", "--varlen", *SMALL).err
+    for option in ("--varlen", "--own-drafts", "--processor-time", "--alternate"):
+        assert "need --drafts" in run("latency", option, *SMALL).err
     assert "write whole numbers" in run("latency", "--drafts", "5..x", *SMALL).err
     assert "compare at least one number above 0" in run("latency", "--drafts", "0", "--varlen", *SMALL).err
     with pytest.raises(ArgumentError, match="no share"):

@@ -63,6 +63,11 @@ def test_many_ranks_and_layers_are_shortened_and_the_output_says_so(run: Run, tm
         ('{"counts": [[[1.5]]]}', "type float64"),
         ('{"counts": [[1, 2]]}', "shape (1, 2)"),
         ('{"counts": [[[-1, 2]]]}', "counts start at 0"),
+        (f'{{"counts": [[[{2**63 - 1}]]]}}', "more than 16777216 pairs"),
+        (f'{{"counts": [[[{2**64 - 1}]]]}}', "'counts' holds 18446744073709551615; "),
+        (f'{{"counts": [[[1, {2**63}]]]}}', "'counts' holds 9223372036854775808; "),  # beside 1: no integers to numpy
+        (f'{{"counts": [[[1, {2**64}]]]}}', "'counts' holds 18446744073709551616; "),
+        (f'{{"counts": [[[0.5, {2**64}]]]}}', "type object"),
     ],
 )
 def test_a_file_that_holds_no_loads_is_refused(run: Run, tmp_path: Path, text: str, problem: str) -> None:
@@ -89,6 +94,14 @@ def test_slots_that_contradict_the_current_layout_are_refused(run: Run, loads: P
     ran = run("balance", "plan", loads, "--ranks", 2, "--slots", 5, "--current", plan)
     assert ran.status == 2
     assert "--current has 8 slots" in ran.err
+
+
+def test_a_layout_of_numbers_that_no_layout_holds_is_refused(run: Run, loads: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"layout": [[*range(7), 2**32 + 7]]}))  # its lower half is 7
+    ran = run("balance", "plan", loads, "--ranks", 2, "--current", plan)
+    assert ran.status == 2
+    assert "'layout' holds 4294967303; " in ran.err
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"counts": [[[' + "9" * 5000 + "]]]}"])

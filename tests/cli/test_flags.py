@@ -134,6 +134,7 @@ FROZEN_FLAGS = {
         "--acceptance",
         "--own-drafts",
         "--processor-time",
+        "--alternate",
         "--save-result",
     ],
     "deepinfer bench latency": [
@@ -158,6 +159,7 @@ FROZEN_FLAGS = {
         "--acceptance",
         "--own-drafts",
         "--processor-time",
+        "--alternate",
         "--save-result",
     ],
     "deepinfer bench balance": [
