@@ -377,7 +377,9 @@ class Worker:
             )
             if step.kind == "decode":
                 verified_R = torch.minimum(drafts.usable(), layout.row_starts_R1.diff() - 1)
-                judged = JudgedDrafts(self.tally, verified_R, drafts.chances_Rn)
+                judged = JudgedDrafts(
+                    self.tally, verified_R, drafts.chances_Rn, tuple(request.is_due for request in requests)
+                )
         self._fill_extras(step, extras, forwarded.hidden.hidden_TD)
         return result, judged
 
@@ -429,7 +431,7 @@ class Worker:
 def _plain(requests: Sequence[RunRequest]) -> list[RowRequest]:
     return [
         RowRequest(sampling, index, outputs, None if allowed_mW is None else allowed_mW[0])
-        for sampling, index, outputs, _, allowed_mW in requests
+        for sampling, index, outputs, _, allowed_mW, _ in requests
     ]
 
 
