@@ -80,17 +80,15 @@ class CurveFolder:
     def find(self, facts: Facts) -> CostCurve | None:
         """Return the curve of these facts, or None if there is none."""
         file = self.file(facts)
-        if not file.exists():
-            return None
         curve = _read(file, facts)
-        if curve is None:
+        if curve is None and os.path.lexists(file):
             _LOG.warning("%s is no cost curve of this engine; the costs are measured anew and not kept", file)
         return curve
 
     def keep(self, facts: Facts, curve: CostCurve) -> bool:
         """Write a curve, whole or not at all; False where a file that is not ours has its name, or nothing can be."""
         file = self.file(facts)
-        if file.exists() and _read(file, facts) is None:
+        if os.path.lexists(file) and _read(file, facts) is None:
             return False
         content = {"format": _FORMAT, "facts": facts, "sizes": curve.sizes, "seconds": curve.seconds}
         try:
@@ -111,6 +109,6 @@ def _read(file: Path, facts: Facts) -> CostCurve | None:
         if held["format"] != _FORMAT or held["facts"] != json.loads(json.dumps(facts)):
             return None
         curve = CostCurve(tuple(held["sizes"]), tuple(held["seconds"]), bool(facts["is_padded"]))
-    except (OSError, ValueError, KeyError, TypeError, ArgumentError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, ArgumentError):
         return None
     return curve if list(curve.sizes) == list(facts["sizes"]) else None  # type: ignore[call-overload]

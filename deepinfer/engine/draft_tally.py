@@ -53,8 +53,9 @@ class DraftTally:
         Args:
             verified_R: drafts that each request verified.
             accepted_R: how many of them were accepted.
-            chances_Rn: cumulative chances of all drafts.
+            chances_Rn: cumulative chances of all drafts; what is no number counts as 0.
         """
+        chances_Rn = np.nan_to_num(chances_Rn, nan=0.0).clip(0.0, 1.0)
         places_n = np.arange(len(self.verified_n))
         is_verified_Rn = places_n < verified_R[:, None]
         is_accepted_Rn = is_verified_Rn & (places_n < accepted_R[:, None])

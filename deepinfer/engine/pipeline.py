@@ -49,6 +49,7 @@ class Flight:
         marks: the ends of what was handed to the queue for it.
         handing: the end of the handing out of its rows; None where they are as planned.
         handed: what came of that.
+        requests: what its sampling was asked; nothing before that, and where all its requests had ended.
         begun: what its layers left for the sampling, once they have run; the worker's own affair.
         results: its results, readable when the last mark was waited for.
         error: what its work has raised; a step behind it raises the same, because it would compute with nothing.
@@ -60,6 +61,7 @@ class Flight:
     marks: list[Event]
     handing: Event | None = None
     handed: HandedOut | None = None
+    requests: Sequence[RunRequest] = ()
     begun: Any = None
     results: Results | None = None
     error: BaseException | None = None
@@ -117,6 +119,7 @@ class Pipeline:
 
     def judge(self, worker: Worker, flight: Flight, requests: Sequence[RunRequest]) -> None:
         """Hand the sampling of a step to the queue; the steps before it have been committed."""
+        flight.requests = requests
 
         def finish() -> None:
             if flight.error is not None:

@@ -55,16 +55,19 @@ class JudgedDrafts:
         tally: of the engine.
         verified_R: int64 [R], drafts that each request verifies.
         chances_Rn: float32 [R, n], the cumulative chances that they were given.
+        is_due: False for requests that had ended before they were judged; nothing of them counts.
     """
 
     tally: DraftTally
     verified_R: torch.Tensor
     chances_Rn: torch.Tensor
+    is_due: tuple[bool, ...]
 
     def count(self, runs: Sequence[VerifiedRun]) -> None:
         """Count the step."""
         accepted_R = np.array([run.accepted for run in runs])
-        self.tally.note(self.verified_R.cpu().numpy(), accepted_R, self.chances_Rn.cpu().numpy())
+        verified_R = np.where(self.is_due, self.verified_R.cpu().numpy(), 0)
+        self.tally.note(verified_R, accepted_R, self.chances_Rn.cpu().numpy())
 
 
 @dataclass(frozen=True, slots=True)

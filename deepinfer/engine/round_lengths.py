@@ -29,7 +29,7 @@ MOST_TRIES = 8
 
 NEWEST_TIMES = 5
 STEPS_PER_PROBE = 48
-"""One step in so many makes a round of another length than the best one, so that no estimate grows old."""
+"""One step in so many makes a round of a length by turns, not of the best one, so that no estimate grows old."""
 
 STEPS_PER_TRY = 4
 """One step in so many is a try, where another size says what to choose meanwhile."""
@@ -102,7 +102,9 @@ class RoundLengths:
         if self._after(size) is not None:
             probe, rest = divmod(size.steps, STEPS_PER_PROBE)
             if not rest:
-                return self._tried[probe % len(self._tried)]
+                # What was chosen once is probed too: a time of long ago would hide what lies beyond it.
+                probed = (*self._tried, *sorted(set(size.times).difference(self._tried)))
+                return probed[probe % len(probed)]
         elif size.steps % STEPS_PER_TRY == 0:
             return self._next_try(size)
         return choose_round(self.chances_n, requests, curve, after_s)

@@ -26,7 +26,7 @@ class TakenRuns(NamedTuple):
     Attributes:
         emitted: the tokens of each row.
         failures: why a row has no token, by its number.
-        accepted_tokens: drafts that were accepted.
+        accepted_tokens: drafts that were accepted, of what was due when it was asked for, as drafted tokens are.
     """
 
     emitted: list[list[int]]
@@ -60,7 +60,8 @@ def asked_runs(
         allowed_mW = answer.allowed_tokens(known, rows=rows) if due else None
         # Behind a placeholder nothing is emitted, so any id will do there.
         padded = [*known, *[0] * (rows - 1 - len(known))]
-        requests.append(RunRequest(answer.sampling, k if is_prompt else length, answer.token_ids, padded, allowed_mW))
+        index = k if is_prompt else length
+        requests.append(RunRequest(answer.sampling, index, answer.token_ids, padded, allowed_mW, is_due=due))
         drafted_tokens += len(known) if due else 0
     return AskedRuns(requests, drafted_tokens)
 
@@ -68,6 +69,7 @@ def asked_runs(
 def taken_runs(
     step: ScheduledStep,
     answers: Sequence[Answer],
+    requests: Sequence[RunRequest],
     runs: Sequence[VerifiedRun],
     is_due: Sequence[bool],
     max_model_len: int,
@@ -77,15 +79,16 @@ def taken_runs(
     Args:
         step: the step.
         answers: whose rows they are.
+        requests: what was asked.
         runs: what the step gave; nothing if it was not sampled, because all its requests had ended.
         is_due: False for rows that contribute nothing.
         max_model_len: positions that the model can hold.
     """
     emitted: list[list[int]] = []
     failures: dict[int, RowFailure] = {}
-    accepted_tokens = 0
     if not runs:
-        return TakenRuns([[] for _ in answers], failures, accepted_tokens)
+        return TakenRuns([[] for _ in answers], failures, 0)
+    accepted_tokens = sum(run.accepted for run, request in zip(runs, requests, strict=True) if request.is_due)
     for number, (answer, run, due) in enumerate(zip(answers, runs, is_due, strict=True)):
         taken: list[int] = []
         if due and answer.form_failure:
@@ -94,7 +97,6 @@ def taken_runs(
             sequence = step.sequences[number]
             most = 1 if len(run.rows) == 1 else sequence.token_limit(max_model_len) - sequence.length
             taken, failed = answer.take_run(run.rows, most)
-            accepted_tokens += run.accepted
             if failed is not None:
                 failures[number] = row_failure(answer, failed)
         emitted.append(taken)

@@ -30,6 +30,7 @@ LEAST_TIMES = 3
 """So many steps of one size say what that size costs, whatever the others suggest."""
 
 _LEAST_STEP_S = 1e-9
+_MOST_STEP_S = 1e9
 _LEAST_SHARE = 0.1
 """No correction makes a step cheaper than this share of what was measured."""
 
@@ -59,11 +60,17 @@ def measure_curve(
         for _ in range(TIMED_RUNS):
             before = clock()
             run()
-            times.append(clock() - before)
+            took_s = clock() - before
+            times.append(took_s if is_time(took_s) else 0.0)
         # A clock may be too coarse to see a step at all.
         seconds.append(max(fmean(sorted(times)[1:-1]), _LEAST_STEP_S))
         tick()
     return CostCurve(tuple(sizes), tuple(seconds), is_padded)
+
+
+def is_time(seconds: float) -> bool:
+    """Say whether a step can have taken so long: a clock may run backwards, jump, or give no number."""
+    return 0.0 <= seconds <= _MOST_STEP_S
 
 
 class StepCosts:

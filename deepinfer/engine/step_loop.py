@@ -18,7 +18,7 @@ from deepinfer.engine.runs import asked_runs, taken_runs
 from deepinfer.engine.worker import Worker
 from deepinfer.errors import RankFailedError
 from deepinfer.parallel.ranks.groups import RankGroups
-from deepinfer.sampling.verification import VerifiedRun
+from deepinfer.sampling.verification import RunRequest, VerifiedRun
 from deepinfer.scheduling.config import SchedulerConfig
 from deepinfer.scheduling.step import ScheduledStep
 from deepinfer.scheduling.table import NO_TOKEN
@@ -78,7 +78,7 @@ class StepLoop:
             return False
         with self._computing(pipeline.oldest.step):
             flight, runs = pipeline.read()
-        self._commit(flight.step, flight.answers, runs)
+        self._commit(flight.step, flight.answers, flight.requests, runs)
         return True
 
     def repair(self) -> None:
@@ -135,7 +135,7 @@ class StepLoop:
             self.worker.plan_round(step)
             runs = self.worker.run(step, asked.requests, [each.extras for each in answers])
             self._computed_s += time.perf_counter() - begun
-        self._commit(step, answers, runs)
+        self._commit(step, answers, asked.requests, runs)
 
     def _step_ahead(self, pipeline: Pipeline) -> None:
         """Plan a step and launch its layers, read and commit the step before it, launch its sampling.
@@ -176,11 +176,17 @@ class StepLoop:
         else:
             self.worker.stand_by()
 
-    def _commit(self, step: ScheduledStep, answers: Sequence[Answer], runs: Sequence[VerifiedRun]) -> None:
+    def _commit(
+        self,
+        step: ScheduledStep,
+        answers: Sequence[Answer],
+        requests: Sequence[RunRequest],
+        runs: Sequence[VerifiedRun],
+    ) -> None:
         scheduler = self._books.scheduler
         # Somebody may have ended while the step ran; the result of an unfinished chunk is thrown away.
         is_due = scheduler.due_rows(step).tolist()
-        emitted, failures, accepted = taken_runs(step, answers, runs, is_due, self._config.max_model_len)
+        emitted, failures, accepted = taken_runs(step, answers, requests, runs, is_due, self._config.max_model_len)
         self.accepted_tokens += accepted
         if self._config.num_speculative_tokens:
             scheduler.commit_runs(step, emitted, failures)

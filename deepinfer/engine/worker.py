@@ -22,7 +22,7 @@ from deepinfer.engine.handing_out import HandedOut, hand_out, with_drafts
 from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.readback import JudgedDrafts, Readback, Results, ToHost, on_host
 from deepinfer.engine.speculation import Speculation
-from deepinfer.engine.step_costs import Clock
+from deepinfer.engine.step_costs import Clock, is_time
 from deepinfer.engine.step_inputs import StepInputs, build_step_inputs
 from deepinfer.engine.verify_lengths import VerifyLengths
 from deepinfer.errors import InvariantError
@@ -225,8 +225,9 @@ class Worker:
             return runs
 
     def learn(self, step: ScheduledStep, step_s: float, sampler_s: float) -> None:
-        """Remember what a decode step took, the pass with its logits, and everything after them."""
-        if self.lengths is not None and step.kind == "decode":
+        """Remember what a decode step took, the pass with its logits, and what is behind them; no time is no news."""
+        is_told = is_time(step_s) and is_time(sampler_s)
+        if self.lengths is not None and step.kind == "decode" and is_told:
             self.lengths.costs.note(self.decode_steps.rows_run(step.num_tokens), step_s, sampler_s)
             self.lengths.note_round(step.num_requests, step.round_drafts, sampler_s)
 
@@ -376,7 +377,9 @@ class Worker:
             )
             if step.kind == "decode":
                 verified_R = torch.minimum(drafts.usable(), layout.row_starts_R1.diff() - 1)
-                judged = JudgedDrafts(self.tally, verified_R, drafts.chances_Rn)
+                judged = JudgedDrafts(
+                    self.tally, verified_R, drafts.chances_Rn, tuple(request.is_due for request in requests)
+                )
         self._fill_extras(step, extras, forwarded.hidden.hidden_TD)
         return result, judged
 
@@ -428,7 +431,7 @@ class Worker:
 def _plain(requests: Sequence[RunRequest]) -> list[RowRequest]:
     return [
         RowRequest(sampling, index, outputs, None if allowed_mW is None else allowed_mW[0])
-        for sampling, index, outputs, _, allowed_mW in requests
+        for sampling, index, outputs, _, allowed_mW, _ in requests
     ]
 
 

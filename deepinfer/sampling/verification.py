@@ -37,6 +37,7 @@ class RunRequest(NamedTuple):
         draft_token_ids: the drafts to verify, as many as the request has rows beside its first. Only their count
             matters to a request without penalties: where the host does not know them yet, any ids will do.
         allowed_mW: int32 [1 + k, W], the tokens that each row's grammar allows (``RowRequest.allowed_W``), or None.
+        is_due: False for rows that contribute nothing, because the request has ended meanwhile: they count nowhere.
     """
 
     sampling: RequestSampling
@@ -44,6 +45,7 @@ class RunRequest(NamedTuple):
     output_token_ids: Sequence[int]
     draft_token_ids: Sequence[int] = ()
     allowed_mW: NDArray[np.int32] | None = None
+    is_due: bool = True
 
 
 @dataclass(frozen=True, slots=True)

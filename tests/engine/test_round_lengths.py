@@ -96,6 +96,15 @@ def test_a_device_that_becomes_another_one_is_noticed_by_probes() -> None:
     assert later[-1] == 0
 
 
+def test_a_slow_spell_is_forgotten_at_every_length() -> None:
+    rounds = hopeful(0.75)
+    usual_s = [90.0, 100.0, 127.0, 154.0, 181.0, 208.0]
+    assert lived(rounds, 200, FREE, usual_s)[-1] == 2
+    assert lived(rounds, 10, FREE, [10 * each for each in usual_s])[-1] != 2
+    assert lived(rounds, 40 * STEPS_PER_PROBE, FREE, usual_s)[-1] == 2
+    assert rounds.after(4) == usual_s
+
+
 def test_a_device_that_tells_no_times_makes_full_rounds() -> None:
     rounds = RoundLengths(DRAFTS, DraftTally(DRAFTS))
     chosen = [rounds.choose(4, FREE) for _ in range(100)]

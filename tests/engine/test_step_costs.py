@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 
 from deepinfer.engine.cost_curves import CurveFolder
 from deepinfer.engine.draft_tally import DraftTally
-from deepinfer.engine.step_costs import StepCosts, measure_curve
+from deepinfer.engine.step_costs import StepCosts, is_time, measure_curve
 from deepinfer.engine.verify_lengths import VerifyLengths
 from deepinfer.sampling.verify_budget import CostCurve, choose_drafts
 
@@ -145,7 +147,15 @@ def test_nothing_that_is_not_ours_is_ever_deleted_or_overwritten(tmp_path: Path)
     (tmp_path / "notes.txt").write_text("mine")
     mine = folder.file(FACTS)
     kept = {"format": 1, "facts": FACTS, "sizes": [1, 2, 4, 8], "seconds": [1, 2, 3, "x"]}
-    foreign = ["", "not json", "[]", "{}", json.dumps(kept), json.dumps({**kept, "format": 2, "seconds": [1] * 4})]
+    foreign = [
+        "",
+        "not json",
+        "[]",
+        "{}",
+        json.dumps(kept),
+        json.dumps({**kept, "format": 2, "seconds": [1] * 4}),
+        "[" * 100_000,
+    ]
     for content in foreign:
         mine.write_text(content)
         assert folder.find(FACTS) is None
@@ -159,7 +169,9 @@ def test_nothing_that_is_not_ours_is_ever_deleted_or_overwritten(tmp_path: Path)
 
 def test_a_place_where_nothing_can_be_kept_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert not CurveFolder(tmp_path / "file").keep(FACTS, CURVE)
+    for folder in (CurveFolder(tmp_path / "file"), CurveFolder(tmp_path / ("long" * 100))):
+        assert folder.find(FACTS) is None
+        assert not folder.keep(FACTS, CURVE)
 
 
 def test_what_was_expected_of_drafts_is_compared_with_what_became_of_them() -> None:
@@ -184,3 +196,19 @@ def test_verified_drafts_are_counted_by_the_range_of_their_chance() -> None:
 def test_a_clock_that_sees_no_step_still_gives_a_curve() -> None:
     curve = measure_curve((1, 2), lambda size: lambda: None, Turned(), is_padded=True)
     assert all(cost > 0 for cost in curve.seconds)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, -1.0, 1e308])
+def test_times_of_a_broken_clock_are_none(wrong: float) -> None:
+    readings = itertools.cycle((0.0, wrong))
+    curve = measure_curve((1, 2), lambda size: lambda: None, lambda: next(readings), is_padded=True)
+    assert all(0 < cost < 1 for cost in curve.seconds)
+    assert not is_time(wrong)
+    assert is_time(0.0)
+
+
+def test_a_chance_that_is_no_number_spoils_no_count() -> None:
+    tally = DraftTally(2)
+    tally.note(np.array([2, 2]), np.array([1, 0]), np.array([[0.5, 0.25], [np.nan, np.nan]]))
+    assert tally.confidence_error == pytest.approx((0.5 + 0.25) / 4)
+    assert np.isfinite(tally.corrections_n).all()

@@ -275,6 +275,24 @@ def test_dear_rows_are_spent_on_the_likeliest_drafts_only() -> None:
     assert stats.confidence_error > 0
 
 
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_rows_of_requests_that_have_ended_count_nowhere(*, async_scheduling: bool) -> None:
+    """A step that was planned ahead still has rows of a request that ends in the step before, or is aborted."""
+    engine = varying(verification="coupled", async_scheduling=async_scheduling)
+    for number, max_tokens in enumerate((3, 20, 9, 20)):
+        engine.add_request(
+            str(number), PROMPTS[number], SamplingParams(seed=number, max_tokens=max_tokens, min_tokens=3)
+        )
+    for _ in range(8):
+        engine.step()
+    engine.abort_request("1")
+    while engine.has_unfinished_requests():
+        engine.step()
+    stats = engine.stats()
+    assert sum(stats.verified_by_place) == stats.drafted_tokens > 0
+    assert sum(stats.accepted_by_place) == stats.accepted_tokens > 0
+
+
 @pytest.mark.usefixtures("_hopeful")
 def test_each_request_is_as_alone_with_the_lengths_that_it_had() -> None:
     """Fault 35: settings of one request are never another one's, whatever the widths of the step."""

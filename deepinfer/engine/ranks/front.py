@@ -229,11 +229,14 @@ class LocalRanks:
     def _noted(self, rank: int, submission: Submission) -> Iterator[None]:
         """Know a request before its rank does, unless the rank refuses it: Ctrl-C may come before the answer."""
         self._arrivals += 1
-        self._living[submission.request_id] = _Living(rank, self._arrivals, submission)
+        arrival = self._arrivals
+        self._living[submission.request_id] = _Living(rank, arrival, submission)
         try:
             yield
         except Exception:
             self._living.pop(submission.request_id, None)
+            # Where the ranks were lost by it, everything that lived has got a terminal record.
+            self._records = [record for record in self._records if record[0] != arrival]
             raise
 
     def _twins(self, rank: int) -> range:

@@ -36,12 +36,14 @@ class RankProcess:
         process: its process.
         pipe: our end.
         due: the commands that it has not answered, oldest first.
+        answers: what it has answered, and nobody has taken yet: a wait for other ranks may be interrupted.
     """
 
     rank: int
     process: subprocess.Popen[bytes]
     pipe: Connection[Any, Any]
     due: deque[str] = field(default_factory=deque)
+    answers: list[tuple[int, str, Reply]] = field(default_factory=list)
 
     @classmethod
     def start(cls, beginning: Beginning) -> RankProcess:
@@ -112,8 +114,8 @@ class RankProcesses:
         return tuple(each.process.pid for each in self._ranks)
 
     def has_due(self) -> bool:
-        """Say whether answers are still to come, to commands whose caller was interrupted."""
-        return any(each.due for each in self._ranks)
+        """Say whether there are answers to be collected to commands whose caller was interrupted."""
+        return any(each.due or each.answers for each in self._ranks)
 
     def send(self, ranks: Iterable[int], name: str, argument: object = None) -> None:
         """Send a command to some ranks."""
@@ -123,30 +125,32 @@ class RankProcesses:
     def collect(self, deadline_s: float | None = None) -> list[tuple[int, str, Reply]]:
         """Return every answer that is due, as (rank, command, reply), in rank order.
 
-        Ranks step together: once one has answered, the others may be as far behind as the deadline says.
+        Ranks step together: once one owes nothing, the others may be as far behind as the deadline says.
 
         Raises:
             RankFailedError: a rank has died, fell silent, or said that it cannot go on. The ranks are of no use then.
         """
-        found: dict[int, list[tuple[int, str, Reply]]] = {each.rank: [] for each in self._ranks}
-        fatal: dict[int, BaseException] = {}
+        fatal = {each.rank: _reason(reply) for each in self._ranks for _, _, reply in each.answers if reply.is_fatal}
         until: float | None = None
         while waiting := [each for each in self._ranks if each.due and each.rank not in fatal]:
+            if fatal:
+                until = min(until or time.monotonic() + GRACE_S, time.monotonic() + GRACE_S)
+            elif until is None and any(not each.due for each in self._ranks):
+                until = time.monotonic() + (deadline_s or self._deadline_s) + GRACE_S
             left = None if until is None else max(0.0, until - time.monotonic())
             ready = wait([each.pipe for each in waiting], left)
             if not ready:
                 break
             for each in waiting:
                 if each.pipe in ready:
-                    self._receive(each, found[each.rank], fatal)
-            if fatal:
-                until = min(until or time.monotonic() + GRACE_S, time.monotonic() + GRACE_S)
-            elif until is None and any(not each.due for each in self._ranks):
-                until = time.monotonic() + (deadline_s or self._deadline_s) + GRACE_S
+                    self._receive(each, fatal)
         silent = [each for each in self._ranks if each.due and each.rank not in fatal]
         if fatal or silent:
             raise self._failure(fatal, silent)
-        return [answer for rank in sorted(found) for answer in found[rank]]
+        found = [answer for each in self._ranks for answer in each.answers]
+        for each in self._ranks:
+            each.answers.clear()
+        return found
 
     def close(self) -> None:
         """End all ranks in order, those that do not follow by force.
@@ -181,7 +185,7 @@ class RankProcesses:
                 break
             for each in waiting:
                 if each.pipe in ready:
-                    self._receive(each, [], fatal)
+                    self._receive(each, fatal)
         silent: set[int] = set()
         for each in self._ranks:
             if each.rank in fatal and each.process.poll() is not None:
@@ -200,18 +204,15 @@ class RankProcesses:
         for each in self._ranks:
             each.kill()
 
-    def _receive(
-        self, each: RankProcess, answers: list[tuple[int, str, Reply]], fatal: dict[int, BaseException]
-    ) -> None:
+    def _receive(self, each: RankProcess, fatal: dict[int, BaseException]) -> None:
         try:
             reply: Reply = each.pipe.recv()
         except (EOFError, ConnectionResetError):
             fatal[each.rank] = EOFError(self._how_it_ended(each))
             return
-        name = each.due.popleft()
+        each.answers.append((each.rank, each.due.popleft(), reply))
         if reply.is_fatal:
-            fatal[each.rank] = reply.error or EOFError("it gave up and did not say why")
-        answers.append((each.rank, name, reply))
+            fatal[each.rank] = _reason(reply)
 
     def _how_it_ended(self, each: RankProcess) -> str:
         try:
@@ -244,3 +245,8 @@ class RankProcesses:
         words = [f"rank {each.rank} did not answer {each.due[0]!r} in time" for each in silent]
         words += [str(error) for _, error in sorted(noticed.items())[:1]]
         return RankFailedError(missing, "; ".join(words))
+
+
+def _reason(reply: Reply) -> BaseException:
+    """Return why a rank has given up."""
+    return reply.error or EOFError("it gave up and did not say why")

@@ -192,6 +192,17 @@ def test_a_rank_that_hangs_ends_all_of_them(tiny_directory: Path) -> None:
     llm.close()
 
 
+def test_a_request_that_could_not_be_added_gives_no_record(tiny_directory: Path) -> None:
+    llm = LLM(tiny_directory, "null", data_parallel_size=2, **{**OPTIONS, "batch_invariant": None})
+    assert llm.ranks is not None
+    llm.ranks.add_request("a", [5])
+    os.kill(llm.ranks.pids[1], signal.SIGKILL)
+    with pytest.raises(RankFailedError, match="rank 1 died"):
+        llm.ranks.add_request("b", [5])
+    assert [record.request_id for record in llm.ranks.step()] == ["a"]
+    assert not llm.ranks.has_unfinished_requests()
+
+
 def test_a_rank_that_does_not_follow_when_all_are_closed_is_ended_and_named(
     tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,44 @@ def test_errors_that_are_not_fatal_are_answers() -> None:
     assert str(found[1][2].error) == str(error)
 
 
+def test_a_rank_that_is_asked_alone_must_answer_within_the_deadline() -> None:
+    ranks = ranks_that_say(Reply(), None)
+    ranks._ranks[0].due.clear()
+    with pytest.raises(RankFailedError, match="rank 1 did not answer 'step' in time"):
+        ranks.collect()
+
+
+def test_answers_that_came_before_an_interruption_are_taken_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(pipes: list[Connection[Any, Any]], left: float | None) -> list[Any]:
+        if len(pipes) == 1:
+            monkeypatch.setattr(processes, "wait", multiprocessing.connection.wait)
+            raise KeyboardInterrupt
+        return [pipes[0]]
+
+    ranks = ranks_that_say(Reply("first"), Reply("second"))
+    monkeypatch.setattr(processes, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ranks.collect()
+    assert ranks.has_due()
+    assert [(rank, reply.value) for rank, _, reply in ranks.collect()] == [(0, "first"), (1, "second")]
+    assert not ranks.has_due()
+
+
+def test_a_rank_that_gave_up_before_an_interruption_is_named_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(pipes: list[Connection[Any, Any]], left: float | None) -> list[Any]:
+        monkeypatch.setattr(processes, "wait", multiprocessing.connection.wait)
+        raise KeyboardInterrupt
+
+    ranks = ranks_that_say(Reply(error=ValueError("no"), is_fatal=True), None)
+    ranks._receive(ranks._ranks[0], {})
+    monkeypatch.setattr(processes, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ranks.collect()
+    with pytest.raises(RankFailedError, match="rank 0 raised ValueError: no") as failed:
+        ranks.collect()
+    assert failed.value.ranks == (0,)
+
+
 @pytest.mark.parametrize(
     "error",
     [
