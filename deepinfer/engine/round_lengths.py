@@ -78,7 +78,7 @@ class RoundLengths:
             self._chances_n[place] += share * (mean - self._chances_n[place])
 
     def note(self, requests: int, drafts: int, after_s: float) -> None:
-        """Learn what judging and a round of so many drafts have taken."""
+        """Learn what judging and a round of so many drafts take, at the pace at which the cost curve is kept."""
         times = self._size(requests).times
         times.setdefault(drafts, deque(maxlen=NEWEST_TIMES)).append(after_s)
 

@@ -1,7 +1,8 @@
 """What decode steps cost: a curve measured at start, corrected by what steps have taken since.
 
 The curve is measured with made-up requests, short contexts and a machine that does nothing else. Real steps differ:
-they tell, by their rows, how much (:class:`StepCosts`).
+they tell, by their rows, how much (:class:`StepCosts`). A machine also is quick in one minute and slow in the next, for
+steps of every size alike, so that costs are kept as they would be at one pace.
 """
 
 from __future__ import annotations
@@ -28,6 +29,12 @@ NEWEST_SAMPLER_TIMES = 9
 NEWEST_TIMES = 9
 LEAST_TIMES = 3
 """So many steps of one size say what that size costs, whatever the others suggest."""
+
+STEPS_TO_PACE = 5
+"""So many steps in a row tell the machine's pace, and count from then on."""
+
+_STEADY = 0.1
+"""A pace that differs by no more is the same."""
 
 _LEAST_STEP_S = 1e-9
 _MOST_STEP_S = 1e9
@@ -78,34 +85,47 @@ class StepCosts:
 
     Attributes:
         measured: the curve of the start.
+        pace: how much slower the machine is now than it was when the costs were learnt.
     """
 
     def __init__(self, measured: CostCurve) -> None:
         self.measured = measured
+        self.pace = 1.0
         self._steps = 0
-        # What steps took beyond the measured curve, by the nearest measured size: a size that is seldom run is not
-        # forgotten over one that is run all the time.
-        self._beyond_s: dict[int, deque[float]] = {}
+        self._newest: list[tuple[int, float]] = []
+        # What steps took over what was measured, at the pace of the start, by the nearest measured size: a size that is
+        # seldom run is not forgotten over one that is run all the time.
+        self._ratios: dict[int, deque[float]] = {}
         self._sampler_times: deque[float] = deque(maxlen=NEWEST_SAMPLER_TIMES)
         self._curve: CostCurve | None = measured
 
     def note(self, rows: int, step_s: float, sampler_s: float) -> None:
         """Remember what a step of so many rows took: the pass with its logits, and everything after them."""
-        self._steps += 1
         nearest = min(self.measured.sizes, key=lambda size: (max(size, rows) / min(size, rows), size))
-        beyond_s = step_s - self.measured.of(rows)
-        self._beyond_s.setdefault(nearest, deque(maxlen=NEWEST_TIMES)).append(beyond_s)
-        self._sampler_times.append(sampler_s)
+        self._newest.append((nearest, step_s / self.measured.of(rows)))
+        self._sampler_times.append(sampler_s / self.pace)
+        if len(self._newest) == STEPS_TO_PACE:
+            self._count_newest()
+
+    def _count_newest(self) -> None:
+        seen = [(ratio, self._ratios.get(size, ())) for size, ratio in self._newest]
+        paces = [ratio / median(known) for ratio, known in seen if len(known) >= LEAST_TIMES and median(known) > 0]
+        if len(paces) >= LEAST_TIMES and median(paces) > 0 and abs(median(paces) / self.pace - 1) > _STEADY:
+            self.pace = median(paces)
+        for size, ratio in self._newest:
+            self._ratios.setdefault(size, deque(maxlen=NEWEST_TIMES)).append(ratio / self.pace)
+        self._steps += len(self._newest)
+        self._newest.clear()
         self._curve = None
 
     @property
     def sampler_s(self) -> float:
-        """The median of the newest times of judging and drafting; 0 until there are enough."""
+        """The median of the newest times of judging and drafting, at the start's pace; 0 until there are enough."""
         return median(self._sampler_times) if len(self._sampler_times) >= LEAST_SAMPLER_TIMES else 0.0
 
     @property
     def curve(self) -> CostCurve:
-        """The measured curve as steps since have corrected it; costs never fall with rows.
+        """The measured curve as steps since have corrected it, at the pace of the start; costs never fall with rows.
 
         Steps of several sizes correct its slope and its height; a size that was run a few times, itself too.
         """
@@ -114,10 +134,10 @@ class StepCosts:
         return self._curve
 
     def _corrected(self) -> CostCurve:
-        seen = np.array(sorted(self._beyond_s))
+        seen = np.array(sorted(self._ratios))
         # A step that was interrupted says nothing about its rows: medians do not listen to it.
-        beyond = np.array([median(self._beyond_s[size]) for size in seen.tolist()])
-        counts = np.array([len(self._beyond_s[size]) for size in seen.tolist()])
+        beyond = np.array([self.measured.of(size) * (median(self._ratios[size]) - 1) for size in seen.tolist()])
+        counts = np.array([len(self._ratios[size]) for size in seen.tolist()])
         sizes, before = np.array(self.measured.sizes), np.array(self.measured.seconds)
         if len(seen) == 1:
             # One size says how fast the machine is, nothing about the slope.

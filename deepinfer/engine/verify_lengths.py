@@ -64,7 +64,8 @@ class VerifyLengths:
     def note_round(self, requests: int, drafts: int | None, after_s: float) -> None:
         """Learn what judging and the round behind a step have taken."""
         if self.rounds is not None:
-            self.rounds.note(requests, self.rounds.drafts if drafts is None else drafts, after_s)
+            drafts = self.rounds.drafts if drafts is None else drafts
+            self.rounds.note(requests, drafts, after_s / self.costs.pace)
 
     def _of_the_round_behind(self, chances_Rn: NDArray[np.float64], rounds: RoundLengths) -> NDArray[np.float64]:
         """Return the chances of drafts that are being made, by those of the round before, maybe a shorter one."""

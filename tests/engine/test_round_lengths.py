@@ -173,6 +173,16 @@ def test_a_step_planned_ahead_counts_with_the_round_that_is_being_made() -> None
     assert lengths.choose(rows_R, rows_R, most_R).tolist() == [3, 3]
 
 
+def test_rounds_are_timed_at_the_pace_of_the_cost_curve() -> None:
+    costs, rounds = StepCosts(FREE), RoundLengths(DRAFTS, DraftTally(DRAFTS))
+    lengths = VerifyLengths(costs, lambda rows_R, epoch_R: np.zeros((2, DRAFTS)), rounds)
+    costs.pace = 2.0
+    for drafts in (0, 1, DRAFTS):
+        for _ in range(LEAST_TIMES):
+            lengths.note_round(4, drafts, 3.0)
+    assert rounds.after(4) == [1.5] * (DRAFTS + 1)
+
+
 def test_a_short_round_leaves_placeholders() -> None:
     ids_RnK = torch.arange(12).view(1, 3, 4)
     kept = DraftDistributions(ids_RnK, ids_RnK + 1, torch.ones(1, 3, dtype=torch.int64))

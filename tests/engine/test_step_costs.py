@@ -86,8 +86,34 @@ def test_steps_between_two_sizes_count_for_the_nearer_one() -> None:
     costs = StepCosts(CostCurve((8, 16, 32), (1.0, 2.0, 4.0), is_padded=False))
     for rows in (9, 10, 11, 14, 17, 20):
         for _ in range(3):
-            costs.note(rows, costs.measured.of(rows) + (0.5 if rows < 12 else 0.25), 0.0)
+            costs.note(rows, costs.measured.of(rows) * (1.5 if rows < 12 else 1.125), 0.0)
     assert costs.curve.seconds[:2] == pytest.approx([1.5, 2.25])
+
+
+def test_a_slower_machine_is_slower_for_every_size() -> None:
+    """What was learnt of a size that is not run now is no less true: all costs are kept at one pace."""
+    costs = StepCosts(CURVE)
+    for rows in (1, 8) * 5:
+        costs.note(rows, 2.0 * CURVE.of(rows), 0.25)
+    learnt = costs.curve
+    assert (costs.pace, learnt.seconds) == (1.0, pytest.approx([2.0 * each for each in CURVE.seconds]))
+    for _ in range(30):
+        costs.note(8, 2.0 * CURVE.of(8) * 1.5, 0.25 * 1.5)
+    assert costs.pace == pytest.approx(1.5)
+    assert costs.curve.seconds == pytest.approx(learnt.seconds)
+    assert costs.sampler_s == pytest.approx(0.25)
+    for _ in range(10):
+        costs.note(1, 2.0 * CURVE.of(1), 0.25)
+    assert costs.pace == pytest.approx(1.0)
+    assert costs.curve.seconds == pytest.approx(learnt.seconds)
+
+
+def test_single_slow_steps_and_small_differences_are_no_other_pace() -> None:
+    costs = StepCosts(CURVE)
+    for _ in range(20):
+        for factor in (1.0, 1.08, 40.0, 1.05, 0.95):
+            costs.note(4, CURVE.of(4) * factor, 0.0)
+    assert costs.pace == 1.0
 
 
 def test_single_slow_steps_and_absurd_slopes_leave_a_curve_that_rises() -> None:
