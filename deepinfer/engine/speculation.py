@@ -25,11 +25,14 @@ from deepinfer.accelerator.ops.sampling import RowStatus, SamplingRows
 from deepinfer.cache.pools import CachePools
 from deepinfer.engine.readback import NextDrafts
 from deepinfer.engine.step_inputs import StepInputs
-from deepinfer.model.draft import DraftModel
+from deepinfer.model.draft import ContextRows, DraftModel
 from deepinfer.sampling.draft_pool import DraftPool, Drafts
 from deepinfer.sampling.drafting import DraftDraws, DraftPolicy, cumulative_chances
 from deepinfer.sampling.verification import RunRequest, VerifiedStep, Verifier, build_verification_step
 from deepinfer.scheduling.step import ScheduledStep
+
+LATE_STEPS = 8
+"""So many steps of one row a request may pass before their context is stored."""
 
 _NO_EPOCH = -1
 
@@ -147,6 +150,9 @@ class Speculation:
     def store_context(self, taps_TA: torch.Tensor | None, layout: StepLayout, pools: CachePools) -> None:
         """Remember what the target made of rows, for the rounds to come."""
 
+    def settle_context(self, pools: CachePools) -> None:
+        """Make the rings hold all that :meth:`store_context` was given: they are about to be read, or copied."""
+
     def verify_and_draft(
         self,
         logits_BV: torch.Tensor,
@@ -192,6 +198,7 @@ class Speculation:
         )
         self.round_drafts = self.drafts if most_drafts is None else min(most_drafts, self.drafts)
         if self.round_drafts:
+            self.settle_context(pools)
             made = self._round(step, newest, pools).padded(self.round_drafts, self.drafts)
             token_ids_Rn = torch.where(newest.block.valid_R[:, None], made.token_ids_Rn, PLACEHOLDER)
             self._pool.store(slots_R, token_ids_Rn, made.chances_Rn, made.distributions)
@@ -234,16 +241,42 @@ class ModelSpeculation(Speculation):
         """Begin without drafts."""
         super().__init__(model.ops, policy, drafts=drafts, num_slots=num_slots, device=device)
         self._model = model
+        self._late: list[ContextRows] = []
 
     @property
     def needs_taps(self) -> bool:
         """The stages' context is made of the taps."""
         return True
 
+    def forget(self) -> None:
+        """Drop all drafts, and the context that nobody will read."""
+        super().forget()
+        self._late.clear()
+
     def store_context(self, taps_TA: torch.Tensor | None, layout: StepLayout, pools: CachePools) -> None:
-        """Write the rows' records into the stages' rings; those of rejected rows are overwritten before a read."""
-        if taps_TA is not None:
-            self._model.store_context(taps_TA, layout, pools)
+        """Write the rows' records into the stages' rings; those of rejected rows are overwritten before a read.
+
+        While no drafts are made, every step adds one row a request, and the stages cost as much for it as for several.
+        So these rows wait for each other; who enters a slot meanwhile, by a prompt or a copy, has them stored first.
+        """
+        if taps_TA is None:
+            return
+        rows = self._model.context_rows(taps_TA, layout)
+        # By the numbers of rows and requests: of a step whose rows the device has handed out the host knows no more.
+        if layout.kind == "prefill" or layout.rows > len(layout.cached_R):
+            self.settle_context(pools)
+            self._model.store_rows(rows, pools)
+            return
+        # Copies: a recorded step leaves its taps where the next one leaves them.
+        self._late.append(ContextRows(*(each.clone() for each in rows)))
+        if len(self._late) >= min(LATE_STEPS, layout.ring):
+            self.settle_context(pools)
+
+    def settle_context(self, pools: CachePools) -> None:
+        """Store the rows that wait."""
+        if self._late:
+            self._model.store_rows(ContextRows(*map(torch.cat, zip(*self._late, strict=True))), pools)
+            self._late.clear()
 
     def _round(self, step: ScheduledStep, newest: Newest, pools: CachePools) -> Round:
         draws = DraftDraws(self._ops.drafting, self.policy, newest.rows)

@@ -176,6 +176,8 @@ class Worker:
 
     def copy(self, step: ScheduledStep) -> None:
         """Execute the pending copies of forks; they come before anything of this step touches the caches."""
+        if step.slot_copies and self.speculation is not None:
+            self.speculation.settle_context(self.pools)
         self._copy(self.pools.block_bytes_Nb, step.block_copies)
         self._copy(self.pools.slot_bytes_Zb, step.slot_copies)
 

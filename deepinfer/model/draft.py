@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,6 +56,20 @@ class DraftRound:
     confidence_logits_Rn: Tensor
 
 
+class ContextRows(NamedTuple):
+    """Rows that become context, of one step or of several.
+
+    Attributes:
+        taps_TA: what entered the tap layers.
+        position_T: int64, where each row stands.
+        slot_T: int64, its slot in the rings, -1 for a row that leaves nothing.
+    """
+
+    taps_TA: Tensor
+    position_T: Tensor
+    slot_T: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class _BlockRows:
     """The rows of a round, request by request.
@@ -90,14 +105,21 @@ class DraftModel:
             step: the layout of these rows, prefill or decode; of a long chunk only the newest ``ring`` rows are kept.
             caches: views of the draft stages' rings, updated in place.
         """
+        self.store_rows(self.context_rows(taps_TA, step), caches)
+
+    def context_rows(self, taps_TA: Tensor, step: StepLayout) -> ContextRows:
+        """Return the rows of a step as :meth:`store_rows` takes them, now or later."""
+        return ContextRows(taps_TA, step.position_T, self.ops.plumbing.window_slots(step))
+
+    def store_rows(self, rows: ContextRows, caches: LayerCaches) -> None:
+        """Write the context records of rows, of which no two may have one slot."""
         ops, heads, eps = self.ops, self.weights.heads, self.config.rms_norm_eps
-        main_TD = ops.norm.rms(ops.linear.dense(taps_TA, heads.main_proj), heads.main_norm_D, eps)
-        slot_T = ops.plumbing.window_slots(step)
+        main_TD = ops.norm.rms(ops.linear.dense(rows.taps_TA, heads.main_proj), heads.main_norm_D, eps)
         for stage in self.weights.stages:
             window = caches.window(stage.role.layer)
             weights, table = stage.attention_block.attention, self.rotary.of(stage.role.rope)
-            records_Tb = window_records(main_TD, weights, table, step.position_T, window.format, self.config, ops)
-            ops.codec.store_window(window, records_Tb, slot_T)
+            records_Tb = window_records(main_TD, weights, table, rows.position_T, window.format, self.config, ops)
+            ops.codec.store_window(window, records_Tb, rows.slot_T)
 
     def round(
         self, anchor_R: Tensor, requests: DraftBlock, drafts: int, caches: LayerCaches, choose: Choose
