@@ -1,8 +1,8 @@
 """Dense and grouped projections in one call each.
 
-A product with few rows takes as long as reading its matrix, if the matrix product is put the right way: with one row as
-two halves in a batch, which two threads share; with a few rows as the matrix times the turned rows, which MKL computes
-without packing the matrix first.
+How a product of few rows and a wide matrix is put decides how long it takes (docs/performance.md): one row is two
+halves in a batch, which two threads share; a few rows are the matrix times the turned rows, which MKL computes without
+packing the matrix first.
 
 Legend: T rows, K in features, N out features, G groups.
 """
@@ -21,10 +21,10 @@ from deepinfer_cpu_ref.quick_memory import empty_weight
 from deepinfer_cpu_ref.weights import Matrix, PreparedMatrices, dequantise
 
 WIDE_FEATURES = 2048
-"""Matrices with so many out features gain from it."""
+"""Matrices with fewer out features gain nothing from a way of their own."""
 
 FEW_ROWS = 8
-"""Up to so many rows."""
+"""Products of more rows pay for packing the matrix."""
 
 
 @dataclass(eq=False)
