@@ -23,7 +23,7 @@ from deepinfer.scheduling.config import SchedulerConfig
 from deepinfer.scheduling.step import ScheduledStep
 from deepinfer.scheduling.table import NO_TOKEN
 
-_LOG = logging.getLogger("deepinfer")
+_LOG = logging.getLogger(__name__)
 _LONGEST_WAIT_S = 0.05  # for a form, when nothing else is to be done
 
 
