@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 
 from deepinfer import SamplingParams
 from deepinfer.engine import speculation
@@ -15,7 +17,9 @@ from deepinfer.engine.engine import Engine
 from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.round_lengths import RoundLengths
 from deepinfer.engine.speculation import LATE_STEPS, ModelSpeculation
-from deepinfer.model.draft import DraftModel
+from deepinfer.engine.worker import Worker
+from deepinfer.model.draft import ContextRows, DraftModel
+from deepinfer.sampling.drafting import DraftPolicy
 from deepinfer.settings import Settings
 from deepinfer_cpu_ref import Driver
 
@@ -55,6 +59,8 @@ def life(monkeypatch: pytest.MonkeyPatch) -> Life:
             patched.setattr(ModelSpeculation, "_round", round_of)
             patched.setattr(DraftModel, "store_rows", storing)
             patched.setattr(RoundLengths, "choose", choose)
+            # The two lives must verify alike, and a step that was planned ahead is timed by the device's own clock.
+            patched.setattr(Worker, "learn", lambda self, step, step_s, sampler_s: None)
             given = {"async_scheduling": False, "num_blocks": 40, **options}
             engine = build_engine_on(
                 Driver(),
@@ -70,7 +76,7 @@ def life(monkeypatch: pytest.MonkeyPatch) -> Life:
                     **given,
                 ),
                 Settings(),
-                clock=lambda: next(seconds),  # every step costs the same, so that no choice depends on the machine
+                clock=lambda: next(seconds),  # every size costs the same when it is measured at the start
             )
             for number, prompt in enumerate(PROMPTS):
                 engine.add_request(str(number), prompt, SamplingParams(seed=number, max_tokens=50, ignore_eos=True))
@@ -102,3 +108,26 @@ def test_drafts_are_those_of_context_that_is_stored_at_once(life: Life, options:
     assert 0 <= sum(stored) - sum(stored_late) < LATE_STEPS * 4  # what nobody read any more
     assert len(stored_late) < len(stored) / 2
     assert (engine.stats().preemptions > 0) is ("num_blocks" in options)
+
+
+def test_rows_that_wait_are_stored_before_a_prompt_enters_their_slot() -> None:
+    stored: list[list[int]] = []
+    model = SimpleNamespace(
+        ops=SimpleNamespace(sampling=None, drafting=None),
+        context_rows=lambda taps_TA, layout: ContextRows(taps_TA, taps_TA[:, 0], taps_TA[:, 0]),
+        store_rows=lambda rows, pools: stored.append(rows.slot_T.tolist()),
+    )
+    speculation = ModelSpeculation(cast(Any, model), DraftPolicy(), drafts=3, num_slots=4, device=torch.device("cpu"))
+
+    def store(kind: str, rows: list[int]) -> None:
+        layout = SimpleNamespace(kind=kind, rows=len(rows), cached_R=[0] * min(len(rows), 2), ring=24)
+        speculation.store_context(torch.tensor(rows)[:, None], cast(Any, layout), cast(Any, None))
+
+    store("decode", [1, 11])
+    store("decode", [2, 12])
+    assert stored == []
+    store("prefill", [3])  # a chunk may be as short as a step without drafts
+    assert stored == [[1, 11, 2, 12], [3]]
+    store("decode", [4, 14])
+    store("decode", [5, 15, 6, 16])  # drafts are verified
+    assert stored[2:] == [[4, 14], [5, 15, 6, 16]]
