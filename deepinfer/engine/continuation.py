@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from deepinfer.accelerator.upload import on_device
 from deepinfer.engine.step_inputs import StepInputs
 from deepinfer.scheduling.step import ScheduledStep
 
@@ -95,7 +96,7 @@ class Continuation:
 
     def _places(self, step: ScheduledStep) -> _Places:
         def moved(values: NDArray[np.generic]) -> torch.Tensor:
-            return torch.from_numpy(values).to(self.cached_Z.device)
+            return on_device(values, self.cached_Z.device)
 
         flies_R, slots_R = moved(step.in_flight_R > 0), moved(step.state_slot_R.astype(np.int64))
         return _Places(

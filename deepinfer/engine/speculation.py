@@ -22,10 +22,12 @@ from deepinfer.accelerator import Ops
 from deepinfer.accelerator.batch import StepLayout
 from deepinfer.accelerator.ops.drafting import PLACEHOLDER, DraftBlock, DraftDistributions
 from deepinfer.accelerator.ops.sampling import RowStatus, SamplingRows
+from deepinfer.accelerator.upload import on_device
 from deepinfer.cache.pools import CachePools
 from deepinfer.engine.readback import NextDrafts
 from deepinfer.engine.step_inputs import StepInputs
 from deepinfer.model.draft import ContextRows, DraftModel
+from deepinfer.model.draft_weights import DraftWeights
 from deepinfer.sampling.draft_pool import DraftPool, Drafts
 from deepinfer.sampling.drafting import DraftDraws, DraftPolicy, cumulative_chances
 from deepinfer.sampling.verification import RunRequest, VerifiedStep, Verifier, build_verification_step
@@ -219,7 +221,7 @@ class Speculation:
         return self._moved(step.table_row_R)
 
     def _moved(self, values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> torch.Tensor:
-        return torch.from_numpy(np.array(values)).to(self._device)  # a copy: arrays of a step are read-only
+        return on_device(np.array(values), self._device)  # a copy: arrays of a step are read-only
 
 
 Rewrite = Callable[[ScheduledStep, Newest, Round], Round]
@@ -242,6 +244,11 @@ class ModelSpeculation(Speculation):
         super().__init__(model.ops, policy, drafts=drafts, num_slots=num_slots, device=device)
         self._model = model
         self._late: list[ContextRows] = []
+
+    @property
+    def weights(self) -> DraftWeights:
+        """The stages' parameters."""
+        return self._model.weights
 
     @property
     def needs_taps(self) -> bool:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from deepinfer.accelerator import StepLayout
+from deepinfer.accelerator.upload import on_device
 from deepinfer.scheduling.step import ScheduledStep
 
 
@@ -42,7 +43,7 @@ def build_step_inputs(step: ScheduledStep, *, block_size: int, ring: int, device
     position_T = np.arange(row_starts_R1[-1], dtype=np.int64) - (row_starts_R1[:-1] - cached_R)[request_T]
 
     def moved(values: NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(device)
+        return on_device(values, device)
 
     layout = StepLayout(
         kind="prefill" if step.kind == "prefill" else "decode",

@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from deepinfer.accelerator import AcceleratorDriver, Ops
 from deepinfer.accelerator.batch import StepLayout
+from deepinfer.accelerator.upload import on_device
 from deepinfer.cache.pools import CachePools
 from deepinfer.engine.continuation import Continuation
 from deepinfer.engine.draft_tally import ChanceRange, DraftTally
@@ -28,6 +30,7 @@ from deepinfer.engine.verify_lengths import VerifyLengths
 from deepinfer.errors import InvariantError
 from deepinfer.model.transformer import GivenEmbeddings, Hidden, Transformer
 from deepinfer.model.truncation import Truncation, TruncationMode, truncate
+from deepinfer.model.weights import TransformerWeights
 from deepinfer.parallel.ranks.experts import SpreadExperts
 from deepinfer.parallel.ranks.reports import BalanceReport
 from deepinfer.sampling.draft_pool import Drafts
@@ -169,9 +172,14 @@ class Worker:
         return self._driver.device
 
     @property
+    def weights(self) -> TransformerWeights:
+        """The model's parameters, as the driver's ops take them."""
+        return self._transformer.weights
+
+    @property
     def balance(self) -> BalanceReport | None:
         """What balancing has done with the experts; None where they stay where they are."""
-        spread = self._transformer.weights.spread
+        spread = self.weights.spread
         return spread.report() if isinstance(spread, SpreadExperts) else None
 
     def copy(self, step: ScheduledStep) -> None:
@@ -390,8 +398,8 @@ class Worker:
 
     def _copy(self, pool_Nb: torch.Tensor, pairs: Sequence[CopyPair]) -> None:
         if pairs:
-            source_n = torch.tensor([pair.source for pair in pairs], dtype=torch.int64, device=self.device)
-            target_n = torch.tensor([pair.destination for pair in pairs], dtype=torch.int64, device=self.device)
+            source_n = on_device(np.array([pair.source for pair in pairs], np.int64), self.device)
+            target_n = on_device(np.array([pair.destination for pair in pairs], np.int64), self.device)
             self._ops.moves.copy(pool_Nb, source_n, target_n)
 
     def _given_embeddings(
@@ -412,8 +420,8 @@ class Worker:
             known_QD = torch.zeros(0, width) if rows_QD is None else rows_QD.cpu()
             pieces += [known_QD, known_QD.new_zeros(q - len(known_QD), width)]
             is_given += [torch.ones(len(known_QD), dtype=torch.bool), torch.zeros(q - len(known_QD), dtype=torch.bool)]
-        mask_T = torch.cat(is_given).to(self.device) & image_T
-        return GivenEmbeddings(torch.cat(pieces).to(self.device), mask_T)
+        mask_T = on_device(torch.cat(is_given), self.device) & image_T
+        return GivenEmbeddings(on_device(torch.cat(pieces), self.device), mask_T)
 
     def _fill_extras(self, step: ScheduledStep, extras: Sequence[RowExtras], hidden_TD: torch.Tensor) -> None:
         start = 0

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from deepinfer.accelerator.batch import StepLayout
 from deepinfer.accelerator.ops.selection import Selection
+from deepinfer.accelerator.upload import on_device
 from deepinfer.model.config import ModelConfig
 from deepinfer.model.forward_pass import ForwardPass
 from deepinfer.model.roles import derive_roles
@@ -109,15 +110,15 @@ def truncate(step: StepLayout, keep_starts: Sequence[int], mode: TruncationMode)
         # Later chunks of a prompt must not look before its first kept row either.
         if not keep_R.any():
             return None
-        layout = replace(step, window_start_R=torch.from_numpy(keep_R).to(device))
+        layout = replace(step, window_start_R=on_device(keep_R, device))
         return Truncation(None, layout, step.row_starts_R1[1:] - 1)
     end_R = cached_R + np.diff(starts_R1)
     first_R = np.minimum(np.maximum(keep_R, cached_R), end_R - 1)
     is_placeholder_R = keep_R >= end_R
     window_R = np.where(is_placeholder_R, first_R, keep_R)
     if mode == "mask":
-        valid_T = step.valid_T & torch.from_numpy(_rows_from(starts_R1, cached_R, keep_R)).to(device)
-        layout = replace(step, window_start_R=torch.from_numpy(window_R).to(device), valid_T=valid_T)
+        valid_T = step.valid_T & on_device(_rows_from(starts_R1, cached_R, keep_R), device)
+        layout = replace(step, window_start_R=on_device(window_R, device), valid_T=valid_T)
         return Truncation(None, layout, step.row_starts_R1[1:] - 1)
     return _compact(step, starts_R1, cached_R, first_R, is_placeholder_R, window_R)
 
@@ -142,7 +143,7 @@ def _compact(
     device = step.position_T.device
 
     def moved(values: NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(device)
+        return on_device(values, device)
 
     rows_K = moved(np.flatnonzero(_rows_from(starts_R1, cached_R, first_R)))
     counts_R = starts_R1[1:] - (starts_R1[:-1] + first_R - cached_R)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from deepinfer.accelerator.ops.sampling import SamplingOps
+from deepinfer.accelerator.upload import on_device
 from deepinfer.errors import InvariantError
 from deepinfer.sampling.sampler import read_log_probabilities
 
@@ -62,7 +64,7 @@ class PromptLogProbabilities:
             positions = wanted[start : start + ROWS_PER_PIECE]
             chosen = self._prompt[positions.start + 1 : positions.stop + 1]
             logits_TV = project(hidden_TD[start : start + len(positions)])
-            chosen_T = torch.tensor(chosen, dtype=torch.int64, device=logits_TV.device)
+            chosen_T = on_device(np.array(chosen, np.int64), logits_TV.device)
             values = ops.raw_log_probabilities(logits_TV, chosen_T, self._count)
             found = read_log_probabilities(values, chosen, [self._count] * len(chosen))
             # A row with NaN or +inf has no distribution: its entry is None, never a number that looks like one.

@@ -25,6 +25,7 @@ from deepinfer.accelerator.ops.sampling import (
     SamplingRows,
     TokenEntries,
 )
+from deepinfer.accelerator.upload import on_device
 from deepinfer.sampling.request import CONSTANT_NAMES, RequestSampling, RowFlag
 from deepinfer.sampling.streams import DrawCase, Keying, streams
 
@@ -137,7 +138,7 @@ def build_sampling_step(
 
 def _rows(columns: NDArray[np.int64], flags: int, device: torch.device) -> SamplingRows:
     # One copy to the device; float64 columns travel as their bits.
-    moved = torch.from_numpy(columns).to(device).unbind(0)
+    moved = on_device(columns, device).unbind(0)
     return SamplingRows(
         temperature_B=moved[_TEMPERATURE].view(torch.float64),
         top_k_B=moved[_TOP_K],
@@ -175,7 +176,7 @@ def _adjustments(
     if flags & RowFlag.BIAS:
         rows = _flagged(columns, RowFlag.BIAS)
         places = _places(rows, [requests[row].sampling.bias_ids for row in rows], device)
-        values = _moved(np.concatenate([requests[row].sampling.bias_values for row in rows]), device)
+        values = on_device(np.concatenate([requests[row].sampling.bias_values for row in rows]), device)
         bias = BiasEntries(places.rows_N, places.ids_N, values)
     if flags & RowFlag.PENALTIES:
         rows = _flagged(columns, RowFlag.PENALTIES)
@@ -184,8 +185,8 @@ def _adjustments(
             for row in rows
         ]
         places = _places(rows, [each.ids for each in seen], device)
-        factors = _moved(np.concatenate([each.factors for each in seen]), device)
-        subtract = _moved(np.concatenate([each.subtract for each in seen]), device)
+        factors = on_device(np.concatenate([each.factors for each in seen]), device)
+        subtract = on_device(np.concatenate([each.subtract for each in seen]), device)
         penalties = PenaltyEntries(places.rows_N, places.ids_N, factors, subtract)
     if flags & RowFlag.BANS:
         rows = _flagged(columns, RowFlag.BANS)
@@ -194,7 +195,7 @@ def _adjustments(
     if flags & RowFlag.ALLOWED:
         rows = _flagged(columns, RowFlag.ALLOWED)
         places = _places(rows, [requests[row].sampling.allowed for row in rows], device)
-        allowed = AllowedEntries(_moved(np.array(rows, np.int64), device), places)
+        allowed = AllowedEntries(on_device(np.array(rows, np.int64), device), places)
     return LogitAdjustments(bias=bias, penalties=penalties, bans=bans, allowed=allowed, bitmask_BW=bitmask_BW)
 
 
@@ -205,22 +206,18 @@ def _bitmask(requests: Sequence[RowRequest], device: torch.device) -> torch.Tens
         return None
     everything_W = np.full_like(found[0], -1)
     rows = np.stack([everything_W if mask_W is None else mask_W for mask_W in masks])
-    return torch.from_numpy(rows).to(device)
+    return on_device(rows, device)
 
 
 def _places(rows: Sequence[int], ids: Sequence[NDArray[np.int64]], device: torch.device) -> TokenEntries:
     lengths = [len(each) for each in ids]
-    return TokenEntries(_moved(np.repeat(rows, lengths), device), _moved(np.concatenate(ids), device))
-
-
-def _moved(values: NDArray[np.int64] | NDArray[np.float32], device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(values).to(device)
+    return TokenEntries(on_device(np.repeat(rows, lengths), device), on_device(np.concatenate(ids), device))
 
 
 def _listed(requests: Sequence[RowRequest], columns: NDArray[np.int64], flag: int, device: torch.device) -> ListedRows:
     rows = _flagged(columns, flag)
     counts = _counts(requests[row].sampling for row in rows)
-    return ListedRows(tuple(rows), counts, _moved(np.array(rows, np.int64), device))
+    return ListedRows(tuple(rows), counts, on_device(np.array(rows, np.int64), device))
 
 
 def _counts(requests: Iterable[RequestSampling]) -> tuple[int, ...]:

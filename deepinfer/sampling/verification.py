@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from deepinfer.accelerator.ops.drafting import DraftingOps, DraftRuns, Verdicts
 from deepinfer.accelerator.ops.sampling import RowStatus, SampledTokens, SamplingOps
+from deepinfer.accelerator.upload import on_device
 from deepinfer.sampling.draft_pool import Drafts
 from deepinfer.sampling.drafting import DraftPolicy
 from deepinfer.sampling.request import RequestSampling
@@ -103,7 +104,7 @@ def build_verification_step(
     request_B = np.repeat(np.arange(len(requests), dtype=np.int64), counts_R + 1)
 
     def moved(values: NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(values).to(device)
+        return on_device(values, device)
 
     # Both keyings number the cases of a token one after the other.
     streams_B = sampling.rows.streams_B

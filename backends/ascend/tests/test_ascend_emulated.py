@@ -5,14 +5,20 @@ These tests need torch-npu (the Ascend lane). They look at calls, copies and str
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from host_cann import Emulator
+from host_cann.records import Copy, Direction
 
 from deepinfer.accelerator.capabilities import Repeatability
 from deepinfer.accelerator.interface import LinearShape, OpOptions
 from deepinfer.accelerator.plan import make_plan
+from deepinfer.accelerator.upload import on_device
 from deepinfer.errors import DeterminismError, OpRefusedError
+from deepinfer.sampling.params import SamplingParams
+from deepinfer.sampling.request import RequestSampling
+from deepinfer.sampling.rows import RowRequest, build_sampling_step
 from deepinfer_ascend import Driver
 from deepinfer_ascend.call_check.op_trials import TRIALS, Bench
 from deepinfer_ascend.call_check.sites import Maker
@@ -114,3 +120,33 @@ def test_an_op_that_is_safe_for_graphs_never_crosses_to_the_host(host_cann_machi
 def test_levels_without_proof_are_refused(host_cann_machine: Emulator) -> None:
     with pytest.raises(DeterminismError, match=r"R2 is not proved on this chip for .*linear\.dense"):
         Driver().set_determinism(Repeatability.BATCH_INVARIANT, [LinearShape(64, 32, torch.bfloat16)])
+
+
+def test_what_a_step_brings_from_the_host_does_not_wait_for_the_device(host_cann_machine: Emulator) -> None:
+    driver = Driver()
+    settings = [
+        SamplingParams(temperature=0),
+        SamplingParams(top_k=3, top_p=0.5, min_p=0.1, logprobs=2),
+        SamplingParams(logit_bias={3: 1.0}, repetition_penalty=1.5, presence_penalty=0.5),
+        SamplingParams(allowed_token_ids=[1, 2], blacklist_token_ids=[4]),
+    ]
+    rows = [
+        RowRequest(
+            RequestSampling.create(each, seed=1, prompt_token_ids=[5, 6], end_token_ids=[0], vocab_size=64),
+            2,
+            [],
+            np.full(2, -1, np.int32),
+        )
+        for each in settings
+    ]
+    values = np.arange(5)
+    with host_cann_machine.record() as recording:
+        moved = on_device(values, driver.device)
+        values[:] = 0  # the host goes on, and may take the memory back
+        build_sampling_step(rows, driver.device)
+    copies = recording.of(Copy)
+    assert len(copies) > len(settings)
+    assert all(
+        copy.direction is Direction.HOST_TO_DEVICE and copy.is_asynchronous and copy.is_pinned for copy in copies
+    )
+    assert moved.cpu().tolist() == [0, 1, 2, 3, 4]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from deepinfer.accelerator.batch import StepLayout
 from deepinfer.accelerator.ops import Ops
+from deepinfer.accelerator.upload import on_device
 from deepinfer.cache.blocks import blocks_for
 from deepinfer.cache.pools import CachePools
 from deepinfer.engine.graphs.buffers import StepExtents
@@ -65,7 +66,7 @@ class TrialSteps:
 
         def moved(values: NDArray[np.integer] | NDArray[np.bool_]) -> torch.Tensor:
             dtype = np.bool_ if values.dtype == np.bool_ else np.int64
-            return torch.from_numpy(np.ascontiguousarray(values.astype(dtype))).to(device)
+            return on_device(values.astype(dtype), device)
 
         self._clear(moved(slot_R[is_owner_R]), moved(table_RB[is_owner_R].ravel()))
         layout = StepLayout(

@@ -23,6 +23,7 @@ from deepinfer.accelerator import Collectives
 from deepinfer.accelerator.batch import StepLayout
 from deepinfer.accelerator.caches import WindowCache
 from deepinfer.accelerator.ops import Ops
+from deepinfer.accelerator.upload import on_device
 from deepinfer.parallel.context import mirrored_pieces, piece_rows
 
 _ROW_TABLE = 0
@@ -52,7 +53,7 @@ class SplitContext:
         device = step.position_T.device
 
         def moved(values: NDArray[np.int64]) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(values)).to(device)
+            return on_device(values, device)
 
         row_n, slot_n = _before(pieces, starts_R1, cached_R, step.ring)
         return SplitStep(
@@ -162,7 +163,7 @@ def _layout(
     requests = [piece.request for piece in pieces]
 
     def numbers(values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
+        return on_device(np.array(values, np.int64), device)
 
     def padded(values: Tensor, fill: float) -> Tensor:
         return torch.cat([values, values.new_full((padding, *values.shape[1:]), fill)]) if padding else values

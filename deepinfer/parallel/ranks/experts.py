@@ -20,6 +20,7 @@ import torch
 from deepinfer.accelerator import Collectives
 from deepinfer.accelerator.ops import Ops
 from deepinfer.accelerator.ops.experts import Routing
+from deepinfer.accelerator.upload import on_device
 from deepinfer.accelerator.weights import PreparedWeight
 from deepinfer.parallel.placement import PlacementShape, ReplicaMaps
 from deepinfer.parallel.ranks.reports import BalanceReport
@@ -42,8 +43,8 @@ class SpreadExperts:
 
     def _route_by(self, maps: ReplicaMaps) -> None:
         self.maps = maps
-        self._copies_LE = torch.from_numpy(maps.copies_LE).to(self._device)
-        self._slots_LEC = torch.from_numpy(maps.slots_LEC.astype(np.int64)).to(self._device)
+        self._copies_LE = on_device(maps.copies_LE, self._device)
+        self._slots_LEC = on_device(maps.slots_LEC.astype(np.int64), self._device)
 
     def held(self, layer: int) -> tuple[int, ...]:
         """Return the experts that this rank's slots of a layer hold, in the order of the slots."""
