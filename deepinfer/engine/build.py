@@ -100,12 +100,14 @@ def build_engine_on(
     clock: Clock = time.perf_counter,
     ranks: RankGroups | None = None,
     make_compiler: CompilerMaker | None = None,
+    beside: Engine | None = None,
 ) -> Engine:
     """Do the same on a driver that the caller has made; it must be available.
 
     ``worker_type``, ``speculation_of`` and ``make_compiler`` let a simulation put parts of its own in the place of the
     ordinary ones, and ``clock`` its own time, by which the costs of decode steps are measured. ``ranks`` are the groups
-    of an engine that is one of several.
+    of an engine that is one of several. The weights of ``beside``, an engine of the same checkpoint and driver, serve
+    this one too: they lie in memory once, in the same pages for both.
     """
     settings = settings if settings is not None else Settings.from_environment()
     options = (options if options is not None else EngineOptions()).under(settings)
@@ -132,9 +134,14 @@ def build_engine_on(
         )
 
     tokenizer = Tokenizer.from_directory(directory)
-    weights = _load(config, checkpoint, plan, driver, tokenizer, options, ranks)
+    if beside is None:
+        weights = _load(config, checkpoint, plan, driver, tokenizer, options, ranks)
+    else:
+        weights = _shared_weights(beside, config, plan)
     draft = None
-    if has_stages:
+    if has_stages and beside is not None and isinstance(beside.worker.speculation, ModelSpeculation):
+        draft = beside.worker.speculation.weights
+    elif has_stages:
         draft_checkpoint = Checkpoint.open(directory, groups=("draft",))
         draft = load_draft(config, draft_checkpoint, plan.ops, driver.device, weights.outer)
     layout = CacheLayout.from_config(
@@ -290,4 +297,20 @@ def _load(
     if weights.table_bytes:
         share = "" if ranks is None or tables is None else f", this rank's share of {ranks.world_size}"
         _LOG.info("n-gram tables in host memory: %s B%s", f"{weights.table_bytes:,}", share)
+    return weights
+
+
+def _shared_weights(beside: Engine, config: ModelConfig, plan: Plan) -> TransformerWeights:
+    """Return the weights of another engine; raise if they are not as this one would have loaded them."""
+    weights = beside.worker.weights
+    problems = []
+    if beside.config != config:
+        problems.append("its model has another configuration")
+    theirs, ours = ((each.driver, each.options) for each in (beside.plan, plan))
+    if theirs != ours:
+        problems.append(f"its weights are prepared for {theirs}, this engine's are for {ours}")
+    if weights.spread is not None:
+        problems.append("it is one of several ranks, each with experts of its own")
+    if problems:
+        raise ArgumentError("engine beside", problems)
     return weights
