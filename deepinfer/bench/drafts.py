@@ -3,8 +3,9 @@
 Random weights draft nothing that would be accepted. So the tokens of every request are set beforehand, the same for all
 numbers of drafts, and the engine is made to emit them (``golden_token_ids``). The draft stages compute their rounds as
 ever, at their full cost; then each draft is replaced: by the token that will come, or, in a share of the places, by
-another one. Which places are wrong depends on the request and the place alone. The confidence that is reported is the
-true one: the share to the power of the draft's number.
+another one. Which places are wrong depends on the round, the request and the place alone: in one round all cases have
+the same luck, and over the rounds it evens out. The confidence that is reported is the true one: the share to the power
+of the draft's number.
 
 A trained model drafts and answers for itself: then nothing is set, and requests are answered greedily.
 
@@ -99,8 +100,8 @@ class DraftsResult:
         is_variable: whether each step chooses.
         decode_tokens_per_s: tokens of decode steps over their time, the median of the runs.
         decode_step_ms: one decode step, likewise.
-        tokens_per_step: tokens of a request in one of its decode steps.
-        rows_per_step: rows of a request in one of its decode steps.
+        tokens_per_step: tokens of a request in one of its decode steps, over all runs.
+        rows_per_step: rows of a request in one of its decode steps, likewise.
         accepted_by_place: share of the verified drafts of each place that were accepted.
         of_base_by_round: where cases alternate, for each round this case's rate over that of ``base_drafts`` in it.
         of_base: the median of these; None where cases do not alternate.
@@ -121,9 +122,10 @@ class DraftsResult:
 class SetAcceptance:
     """Replaces drafts by what will come, or by something else."""
 
-    def __init__(self, forced: Sequence[Sequence[int]], acceptance: float, vocab_size: int) -> None:
-        """Take the tokens of the requests of a batch."""
-        self._forced = {request_name(number): ids for number, ids in enumerate(forced)}
+    def __init__(self, forced: Sequence[Sequence[int]], acceptance: float, vocab_size: int, number: int = 0) -> None:
+        """Take the tokens of the requests of a batch; each round, by its number, has other places that are wrong."""
+        self._forced = {request_name(request): ids for request, ids in enumerate(forced)}
+        self._number = number
         self._acceptance = acceptance
         self._vocab_size = vocab_size
 
@@ -145,7 +147,7 @@ class SetAcceptance:
         ids = self._forced[request_id]
         token_id = ids[output] if 0 <= output < len(ids) else 0
         # No checksum: those of neighbouring places are not independent, and whole runs of drafts would fail together.
-        lot = int.from_bytes(hashlib.sha256(f"{request_id}:{output}".encode()).digest()[:4], "big")
+        lot = int.from_bytes(hashlib.sha256(f"{self._number}:{request_id}:{output}".encode()).digest()[:4], "big")
         return token_id if lot < self._acceptance * 2**32 else (token_id + 1) % self._vocab_size
 
 
@@ -243,7 +245,8 @@ class _Bench:
     clock: Clock
     is_variable: bool
 
-    def run(self, size: int, outputs: int) -> _DecodeSteps:
+    def run(self, size: int, outputs: int, number: int = 0) -> _DecodeSteps:
+        """Send a batch; ``number`` is that of the round, which decides what drafts are right."""
         vocabulary, generation = self.engine.config.vocab_size, self.settings.generation
         prompts: Sequence[Sequence[int]]
         if self.given:
@@ -255,7 +258,7 @@ class _Bench:
             forced = random_prompts(size, outputs, vocabulary, generation.seed + 1)
             if self.engine.worker.speculation is not None:
                 speculation = cast("ModelSpeculation", self.engine.worker.speculation)
-                speculation.rewrite = SetAcceptance(forced, self.settings.acceptance, vocabulary)
+                speculation.rewrite = SetAcceptance(forced, self.settings.acceptance, vocabulary, number)
         run = run_batch(self.engine, prompts, outputs, self.clock, forced)
         decodes = [step for step in run.steps if step.is_decode]
         return _DecodeSteps(
@@ -273,13 +276,13 @@ def _measured(benches: Sequence[_Bench], size: int, tick: Tick) -> list[DraftsRe
     outputs = settings.generation.output_tokens
     for bench in benches:
         if bench.is_variable:  # what a batch of this size costs is learnt first
-            bench.run(size, outputs)
+            bench.run(size, outputs, settings.generation.repeats)
             tick()
     before = [bench.engine.stats() for bench in benches]
     runs: list[list[_DecodeSteps]] = [[] for _ in benches]
     for number in range(settings.generation.repeats):
         for place in range(len(benches))[:: -1 if number % 2 else 1]:
-            runs[place].append(benches[place].run(size, outputs))
+            runs[place].append(benches[place].run(size, outputs, number))
             tick()
     base: Sequence[_DecodeSteps] = ()
     if settings.alternates:
@@ -298,15 +301,15 @@ def _result(
     )
     shares = [(accepted - old) / max(1, verified - older) for verified, older, accepted, old in by_place]
     of_base = [run.tokens_per_s / other.tokens_per_s for run, other in zip(runs, base, strict=True)] if base else []
-    last = runs[-1]
+    requests = sum(run.requests for run in runs)
     return DraftsResult(
         batch_size=size,
         drafts=bench.engine.options.num_speculative_tokens,
         is_variable=bench.is_variable,
         decode_tokens_per_s=round(median(run.tokens_per_s for run in runs), 2),
         decode_step_ms=round(median(1e3 * run.seconds / run.steps for run in runs), 2),
-        tokens_per_step=round(last.tokens / last.requests, 3),
-        rows_per_step=round(last.positions / last.requests, 3),
+        tokens_per_step=round(sum(run.tokens for run in runs) / requests, 3),
+        rows_per_step=round(sum(run.positions for run in runs) / requests, 3),
         accepted_by_place=tuple(round(share, 3) for share in shares),
         of_base_by_round=tuple(round(ratio, 4) for ratio in of_base),
         of_base=round(median(of_base), 4) if of_base else None,

@@ -1,7 +1,8 @@
 """How many drafts the next round makes, so that drafts which do not pay are not even drafted.
 
 A round is paid for whatever is verified of it. What it costs is learnt from steps: at first every round makes all its
-drafts, then a few make none and one, and what lies between is interpolated. Steps with another number of requests go by
+drafts, then a few make none, and as many as fill up 2, 4, 8 ... rows of a request, where costs have their steps; what
+lies between is interpolated. Steps with another number of requests go by
 what is known of the nearest one, until they have been tried themselves, now and then. What a draft is worth is what the
 draft model says, put right by what became of the drafts so far.
 
@@ -60,8 +61,9 @@ class RoundLengths:
         self._chances_n = np.ones(drafts)
         self._seen_n = np.zeros(drafts)
         self._sizes: dict[int, _Size] = {}
-        # What is tried: all, none, one.
-        self._tried = tuple(dict.fromkeys((drafts, 0, min(1, drafts))))
+        # What is tried: all, none, and what makes a power of two together with the row of the newest token.
+        powers = (2**exponent - 1 for exponent in range(1, drafts.bit_length()))
+        self._tried = tuple(dict.fromkeys((drafts, 0, *powers)))
 
     @property
     def chances_n(self) -> NDArray[np.float64]:

@@ -135,6 +135,16 @@ def test_the_script_is_right_as_often_as_it_says_and_the_same_each_time() -> Non
     assert script.draft("bench-0", 20_000) in (0, 1)
 
 
+def test_another_round_has_other_places_that_are_wrong() -> None:
+    ids = list(range(20_000))
+    hits = [
+        [script.draft("bench-0", place) == place for place in ids]
+        for script in (SetAcceptance([ids], 0.75, 50_000, number) for number in (0, 1))
+    ]
+    both = sum(first and second for first, second in zip(*hits, strict=True))
+    assert both == pytest.approx(20_000 * 0.75**2, abs=300)
+
+
 def test_the_command_prints_each_case_and_saves_it(run: Callable[..., Any], tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     ran = run("latency", "--drafts", "0..1", "--varlen", "--processor-time", *SMALL, "--save-result", file)

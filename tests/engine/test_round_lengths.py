@@ -26,6 +26,8 @@ from deepinfer.sampling.verify_budget import CostCurve, choose_drafts, choose_ro
 FREE = CostCurve((1, 64), (1.0, 1.0), is_padded=False)
 DEAR = CostCurve((1, 64), (1.0, 64.0), is_padded=False)
 DRAFTS = 5
+TRIED = (0, 1, 3)
+"""Beside all of them: none, and what fills up two and four rows."""
 
 
 def rate(drafts: int, chances_n: np.ndarray, requests: int, curve: CostCurve, after_s: Sequence[float]) -> float:
@@ -80,12 +82,27 @@ def hopeful(chance: float) -> RoundLengths:
 def test_rounds_settle_on_the_best_length(chance: float, curve: CostCurve, after_s: list[float], best: int) -> None:
     chosen = lived(hopeful(chance), 120, curve, after_s)
     assert chosen[:SETTLING_STEPS] == [DRAFTS] * SETTLING_STEPS
-    tried = chosen[SETTLING_STEPS : SETTLING_STEPS + 2 * LEAST_TIMES]
-    assert tried == [0] * LEAST_TIMES + [1] * LEAST_TIMES
-    rest = chosen[SETTLING_STEPS + 2 * LEAST_TIMES :]
-    others = [drafts for drafts in rest if drafts != best]
+    known = SETTLING_STEPS + len(TRIED) * LEAST_TIMES
+    assert chosen[SETTLING_STEPS:known] == [drafts for drafts in TRIED for _ in range(LEAST_TIMES)]
+    others = [drafts for drafts in chosen[known:] if drafts != best]
     assert len(others) <= 120 // STEPS_PER_PROBE
-    assert set(others) <= {0, 1, DRAFTS}
+    assert set(others) <= {*TRIED, DRAFTS}
+
+
+@pytest.mark.parametrize(
+    ("most", "tried"),
+    [(1, {0, 1}), (3, {0, 1, 3}), (4, {0, 1, 3, 4}), (8, {0, 1, 3, 7, 8}), (32, {0, 1, 3, 7, 15, 31, 32})],
+)
+def test_what_fills_up_a_power_of_two_rows_is_tried(most: int, tried: set[int]) -> None:
+    rounds = RoundLengths(most, DraftTally(most))
+    assert set(lived(rounds, SETTLING_STEPS + len(tried) * LEAST_TIMES, FREE, [1.0] * (most + 1))) == tried
+
+
+def test_a_length_that_is_cheaper_than_what_lies_beside_it_is_found() -> None:
+    """Four rows cost what two cost, and six cost far more: no line between one and five shows it."""
+    curve = CostCurve((1, 2, 4, 6), (1.0, 1.5, 1.5, 8.0), is_padded=True)
+    after_s = [0.1, 1.0, 3.0, 1.1, 6.0, 6.1]
+    assert lived(hopeful(0.75), 120, curve, after_s, requests=1)[-1] == 3
 
 
 def test_a_device_that_becomes_another_one_is_noticed_by_probes() -> None:
@@ -108,7 +125,7 @@ def test_a_slow_spell_is_forgotten_at_every_length() -> None:
 def test_a_device_that_tells_no_times_makes_full_rounds() -> None:
     rounds = RoundLengths(DRAFTS, DraftTally(DRAFTS))
     chosen = [rounds.choose(4, FREE) for _ in range(100)]
-    assert sum(drafts != DRAFTS for drafts in chosen) <= 2 * MOST_TRIES
+    assert sum(drafts != DRAFTS for drafts in chosen) <= len(TRIED) * MOST_TRIES
     assert set(chosen[-50:]) == {DRAFTS}
 
 
@@ -177,7 +194,7 @@ def test_rounds_are_timed_at_the_pace_of_the_cost_curve() -> None:
     costs, rounds = StepCosts(FREE), RoundLengths(DRAFTS, DraftTally(DRAFTS))
     lengths = VerifyLengths(costs, lambda rows_R, epoch_R: np.zeros((2, DRAFTS)), rounds)
     costs.pace = 2.0
-    for drafts in (0, 1, DRAFTS):
+    for drafts in (*TRIED, DRAFTS):
         for _ in range(LEAST_TIMES):
             lengths.note_round(4, drafts, 3.0)
     assert rounds.after(4) == [1.5] * (DRAFTS + 1)
