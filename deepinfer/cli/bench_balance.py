@@ -47,7 +47,7 @@ def balance(
 
     Each plans from one window of made-up or recorded load and is judged on the next. No device is used.
     """
-    ctx.obj.start()
+    ctx.obj.start_alone(ctx.command_path)
     problems = bench_shared.file_problems(save_result)
     if recorded is not None:
         made_up = ("loads", "drifts", "continuations", "layers", "experts", "seed")

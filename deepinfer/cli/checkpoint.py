@@ -52,7 +52,7 @@ def make(
 
     Files and names are as in the released checkpoint.
     """
-    ctx.obj.start()
+    ctx.obj.start_alone(ctx.command_path)
     from tqdm import tqdm
 
     from deepinfer.model.checkpoint import Progress, make_checkpoint

@@ -50,7 +50,7 @@ def run(
 
     Status 0 only if every claim held; crashes and hangs of single cases are results, and the run goes on.
     """
-    ctx.obj.start()
+    ctx.obj.start_alone(ctx.command_path)
     from deepinfer_conformance.catalogue import parse_level
     from deepinfer_conformance.suite import RunOptions, run_suite, write_package
 
@@ -105,7 +105,7 @@ def replay(
     patience: _Patience = 1.0,
 ) -> None:
     """Run one case again and show what came out. Status 1 if the claim did not hold."""
-    ctx.obj.start()
+    ctx.obj.start_alone(ctx.command_path)
     from deepinfer_conformance.suite import replay as run_again
 
     result = run_again(driver, case, seed=seed, patience=patience)
@@ -151,7 +151,7 @@ def new_driver(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="New or empty folder.")],
 ) -> None:
     """Write a driver's distribution to begin with: entry point, one native op, declared fallbacks."""
-    ctx.obj.start()
+    ctx.obj.start_alone(ctx.command_path)
     from deepinfer_conformance.new_driver import write_template
 
     for path in write_template(name, directory):

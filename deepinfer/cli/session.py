@@ -38,7 +38,7 @@ class Session:
         return settings
 
     def start_alone(self, command: str) -> Settings:
-        """As :meth:`start`, for a command that runs one engine at most.
+        """As :meth:`start`, for a command that is one process.
 
         Raises:
             ConfigurationError: a launcher has started several processes; each would do all of the work, and write it.

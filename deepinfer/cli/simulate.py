@@ -61,7 +61,7 @@ def cluster(
     Nothing is computed and no time passes: the figures say what the rules cost under these assumptions, not how fast
     any machine is. The defaults are straight lines through published figures of V4.1-Flash.
     """
-    ctx.obj.start()
+    ctx.obj.start_alone(ctx.command_path)
     from tqdm import tqdm
 
     from deepinfer.scheduling.config import SchedulerConfig

@@ -1,4 +1,4 @@
-"""Commands that run one engine at most refuse to be started as several processes, each of which would do it all."""
+"""Commands of one process refuse to be started as several, each of which would do all of the work and write it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,15 @@ PLACE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_POR
         ("bench", "core", "--steps", "1"),
         ("bench", "sampler", "--rows", "1"),
         ("bench", "ranks", "--votes", "1"),
+        ("bench", "balance"),
         ("bench", "throughput"),
         ("bench", "latency"),
         ("generate", "Hello", "--capture", "cases"),
+        ("checkpoint", "make", "new", "--config", "tiny8", "--seed", "1"),
+        ("conformance", "run", "--driver", "cpu_ref"),
+        ("conformance", "replay", ".", "--driver", "cpu_ref"),
+        ("conformance", "new-driver", "mine", "folder"),
+        ("simulate", "cluster"),
     ],
 )
 def test_a_launcher_is_refused_by_the_name_of_its_variable(
