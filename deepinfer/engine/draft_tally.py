@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_PRIOR = 4.0
+_PRIOR = 12.0
 """So many drafts that came true as expected are assumed beforehand."""
 
 CHANCE_RANGES = 10

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.engine.draft_tally import DraftTally
-from deepinfer.sampling.verify_budget import CostCurve, choose_round
+from deepinfer.sampling.verify_budget import CostCurve, round_rates
 
 SETTLING_STEPS = 10
 """So many steps make full rounds before anything is tried."""
@@ -28,8 +28,8 @@ LEAST_TIMES = 3
 MOST_TRIES = 8
 """A length whose time does not come in so many tries is not waited for: the device does not tell times."""
 
-NEWEST_TIMES = 5
-STEPS_PER_PROBE = 48
+NEWEST_TIMES = 9
+STEPS_PER_PROBE = 32
 """One step in so many makes a round of a length by turns, not of the best one, so that no estimate grows old."""
 
 STEPS_PER_TRY = 4
@@ -52,11 +52,14 @@ class RoundLengths:
 
     Attributes:
         drafts: n, the most.
+        is_trial: whether the newest choice was made to learn what it costs, and not because it is the best: then all
+            its drafts must be verified, or nobody learns what their rows cost.
     """
 
     def __init__(self, drafts: int, tally: DraftTally) -> None:
         """Begin with nothing known; the tally counts what becomes of drafts."""
         self.drafts = drafts
+        self.is_trial = False
         self._tally = tally
         self._chances_n = np.ones(drafts)
         self._seen_n = np.zeros(drafts)
@@ -99,17 +102,29 @@ class RoundLengths:
         size = self._size(requests)
         size.steps += 1
         after_s = self.after(requests)
+        trial: int | None
         if after_s is None:
-            return self.drafts if size.steps <= SETTLING_STEPS else self._next_try(size)
-        if self._after(size) is not None:
-            probe, rest = divmod(size.steps, STEPS_PER_PROBE)
-            if not rest:
-                # What was chosen once is probed too: a time of long ago would hide what lies beyond it.
-                probed = (*self._tried, *sorted(set(size.times).difference(self._tried)))
-                return probed[probe % len(probed)]
-        elif size.steps % STEPS_PER_TRY == 0:
-            return self._next_try(size)
-        return choose_round(self.chances_n, requests, curve, after_s)
+            trial = None if size.steps <= SETTLING_STEPS else self._next_try(size)
+            self.is_trial = trial is not None or SETTLING_STEPS - LEAST_TIMES < size.steps <= SETTLING_STEPS
+            return self.drafts if trial is None else trial
+        by_rate = np.argsort(-round_rates(self.chances_n, requests, curve, after_s), kind="stable").tolist()
+        trial = self._probe(size, by_rate[1]) if self._after(size) is not None else self._try(size)
+        self.is_trial = trial is not None
+        return by_rate[0] if trial is None else trial
+
+    def _probe(self, size: _Size, second: int) -> int | None:
+        """Return a length to be looked at again; None in most steps."""
+        probe, rest = divmod(size.steps, STEPS_PER_PROBE)
+        if rest:
+            return None
+        if probe % 2:
+            return second  # its estimate decides whether the best is the best
+        # What was chosen once is probed too: a time of long ago would hide what lies beyond it.
+        probed = (*self._tried, *sorted(set(size.times).difference(self._tried)))
+        return probed[probe // 2 % len(probed)]
+
+    def _try(self, size: _Size) -> int | None:
+        return None if size.steps % STEPS_PER_TRY else self._next_try(size)
 
     def _after(self, size: _Size) -> list[float] | None:
         known = {drafts: median(each) for drafts, each in size.times.items() if len(each) >= LEAST_TIMES}
@@ -121,12 +136,12 @@ class RoundLengths:
         rising: list[float] = np.maximum.accumulate([known[0], *between]).tolist()
         return rising
 
-    def _next_try(self, size: _Size) -> int:
+    def _next_try(self, size: _Size) -> int | None:
         for drafts in self._tried:
             if len(size.times.get(drafts, ())) < LEAST_TIMES and size.tries.get(drafts, 0) < MOST_TRIES:
                 size.tries[drafts] = size.tries.get(drafts, 0) + 1
                 return drafts
-        return self.drafts
+        return None
 
     def _size(self, requests: int) -> _Size:
         return self._sizes.setdefault(_size_class(requests), _Size())

@@ -27,14 +27,13 @@ LEAST_STEPS = 10
 LEAST_SAMPLER_TIMES = 5
 NEWEST_SAMPLER_TIMES = 9
 NEWEST_TIMES = 9
+"""Newest steps of a size that say what it costs; one that has had as many is settled."""
+
 LEAST_TIMES = 3
 """So many steps of one size say what that size costs, whatever the others suggest."""
 
-STEPS_TO_PACE = 5
-"""So many steps in a row tell the machine's pace, and count from then on."""
-
-_STEADY = 0.1
-"""A pace that differs by no more is the same."""
+STEPS_TO_PACE = 7
+"""So many newest steps tell the machine's pace."""
 
 _LEAST_STEP_S = 1e-9
 _MOST_STEP_S = 1e9
@@ -92,7 +91,8 @@ class StepCosts:
         self.measured = measured
         self.pace = 1.0
         self._steps = 0
-        self._newest: list[tuple[int, float]] = []
+        # The newest steps of settled sizes: the size, and what the step took over what steps of this size take.
+        self._newest: deque[tuple[int, float]] = deque(maxlen=STEPS_TO_PACE)
         # What steps took over what was measured, at the pace of the start, by the nearest measured size: a size that is
         # seldom run is not forgotten over one that is run all the time.
         self._ratios: dict[int, deque[float]] = {}
@@ -102,20 +102,19 @@ class StepCosts:
     def note(self, rows: int, step_s: float, sampler_s: float) -> None:
         """Remember what a step of so many rows took: the pass with its logits, and everything after them."""
         nearest = min(self.measured.sizes, key=lambda size: (max(size, rows) / min(size, rows), size))
-        self._newest.append((nearest, step_s / self.measured.of(rows)))
+        ratio = step_s / self.measured.of(rows)
+        known = self._ratios.setdefault(nearest, deque(maxlen=NEWEST_TIMES))
+        is_settled = len(known) == NEWEST_TIMES and median(known) > 0
+        if is_settled:
+            self._newest.append((nearest, ratio / median(known)))
+            if len(self._newest) >= LEAST_TIMES and (pace := median(each for _, each in self._newest)) > 0:
+                self.pace = pace
+        # Steps of a settled size are slow or quick with the machine. Where nothing else is run they tell the pace, and
+        # nothing else: a size that followed the machine would drift away from those that are seldom run.
+        if not is_settled or any(size != nearest for size, _ in self._newest):
+            known.append(ratio / self.pace)
         self._sampler_times.append(sampler_s / self.pace)
-        if len(self._newest) == STEPS_TO_PACE:
-            self._count_newest()
-
-    def _count_newest(self) -> None:
-        seen = [(ratio, self._ratios.get(size, ())) for size, ratio in self._newest]
-        paces = [ratio / median(known) for ratio, known in seen if len(known) >= LEAST_TIMES and median(known) > 0]
-        if len(paces) >= LEAST_TIMES and median(paces) > 0 and abs(median(paces) / self.pace - 1) > _STEADY:
-            self.pace = median(paces)
-        for size, ratio in self._newest:
-            self._ratios.setdefault(size, deque(maxlen=NEWEST_TIMES)).append(ratio / self.pace)
-        self._steps += len(self._newest)
-        self._newest.clear()
+        self._steps += 1
         self._curve = None
 
     @property

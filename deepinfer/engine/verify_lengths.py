@@ -53,12 +53,15 @@ class VerifyLengths:
         chances_Rn = self._chances(rows_R, epoch_R)
         after_s = self.costs.sampler_s
         if self.rounds is not None and chances_Rn.shape[1]:
+            is_trial = self.rounds.is_trial  # the drafts at hand are those of the choice before this one
             self.rounds.observe(chances_Rn)
             if self._is_ahead:
                 chances_Rn = self._of_the_round_behind(chances_Rn, self.rounds)
             self._read_drafts, self.round_drafts = self.round_drafts, self.rounds.choose(len(rows_R), self.costs.curve)
             known = self.rounds.after(len(rows_R))
             after_s = after_s if known is None else known[self.round_drafts]
+            if is_trial:
+                return np.minimum(most_R, (chances_Rn > 0).sum(axis=1))
         return choose_drafts(chances_Rn, self.costs.curve, after_s, most_R).counts_R
 
     def note_round(self, requests: int, drafts: int | None, after_s: float) -> None:

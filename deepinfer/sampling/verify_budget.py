@@ -119,8 +119,16 @@ def choose_drafts(
 def choose_round(chances_n: NDArray[np.floating], requests: int, curve: CostCurve, after_s: Sequence[float]) -> int:
     """Return how many drafts of each request a round should make; of equal choices the fewest.
 
-    What counts are the expected tokens a second of steps that go on like this: all drafts of a round are verified. No
-    fixed number of drafts is estimated to be better; what :func:`choose_drafts` then leaves out of them only helps.
+    No fixed number of drafts is estimated to be better; what :func:`choose_drafts` then leaves out of them only helps.
+    For the arguments see :func:`round_rates`.
+    """
+    return int(np.argmax(round_rates(chances_n, requests, curve, after_s)))
+
+
+def round_rates(
+    chances_n: NDArray[np.floating], requests: int, curve: CostCurve, after_s: Sequence[float]
+) -> NDArray[np.float64]:
+    """Return the expected tokens a second of rounds of 0 to n drafts, whose drafts are all verified, again and again.
 
     Args:
         chances_n: cumulative chances of acceptance.
@@ -130,7 +138,8 @@ def choose_round(chances_n: NDArray[np.floating], requests: int, curve: CostCurv
     """
     tokens = requests * (1.0 + np.concatenate(([0.0], np.cumsum(chances_n))))
     seconds = [curve.of(requests * (1 + drafts)) + after for drafts, after in enumerate(after_s)]
-    return int(np.argmax(tokens / np.array(seconds)))
+    rates: NDArray[np.float64] = tokens / np.array(seconds)
+    return rates
 
 
 def rank_drafts(

@@ -13,7 +13,7 @@ import pytest
 
 from deepinfer.engine.cost_curves import CurveFolder
 from deepinfer.engine.draft_tally import DraftTally
-from deepinfer.engine.step_costs import StepCosts, is_time, measure_curve
+from deepinfer.engine.step_costs import NEWEST_TIMES, StepCosts, is_time, measure_curve
 from deepinfer.engine.verify_lengths import VerifyLengths
 from deepinfer.sampling.verify_budget import CostCurve, choose_drafts
 
@@ -93,7 +93,7 @@ def test_steps_between_two_sizes_count_for_the_nearer_one() -> None:
 def test_a_slower_machine_is_slower_for_every_size() -> None:
     """What was learnt of a size that is not run now is no less true: all costs are kept at one pace."""
     costs = StepCosts(CURVE)
-    for rows in (1, 8) * 5:
+    for rows in (1, 8) * NEWEST_TIMES:
         costs.note(rows, 2.0 * CURVE.of(rows), 0.25)
     learnt = costs.curve
     assert (costs.pace, learnt.seconds) == (1.0, pytest.approx([2.0 * each for each in CURVE.seconds]))
@@ -106,6 +106,27 @@ def test_a_slower_machine_is_slower_for_every_size() -> None:
         costs.note(1, 2.0 * CURVE.of(1), 0.25)
     assert costs.pace == pytest.approx(1.0)
     assert costs.curve.seconds == pytest.approx(learnt.seconds)
+
+
+def test_a_size_that_is_run_all_the_time_does_not_drift_away_from_one_that_is_not() -> None:
+    """A machine that becomes slower bit by bit, unnoticed from one step to the next."""
+    costs = StepCosts(CURVE)
+    for rows in (1, 8) * NEWEST_TIMES:
+        costs.note(rows, CURVE.of(rows), 0.0)
+    for step in range(400):
+        costs.note(8, CURVE.of(8) * 1.002**step, 0.0)
+    assert costs.pace == pytest.approx(1.002**399, rel=0.02)
+    assert costs.curve.seconds == pytest.approx(CURVE.seconds, rel=0.02)
+
+
+def test_what_is_run_for_the_first_time_says_nothing_of_the_pace() -> None:
+    costs = StepCosts(CURVE)
+    for _ in range(NEWEST_TIMES):
+        costs.note(8, CURVE.of(8), 0.0)
+    for _ in range(NEWEST_TIMES):
+        costs.note(1, 1.5 * CURVE.of(1), 0.0)
+    assert costs.pace == 1.0
+    assert costs.curve.seconds[0] == pytest.approx(1.5)
 
 
 def test_single_slow_steps_and_small_differences_are_no_other_pace() -> None:
