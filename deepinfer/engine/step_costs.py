@@ -32,6 +32,9 @@ NEWEST_TIMES = 9
 LEAST_TIMES = 3
 """So many steps of one size say what that size costs, whatever the others suggest."""
 
+STEPS_PER_CORRECTION = 5
+"""One step in so many corrects the curve, which takes the host longer than all else that is done here."""
+
 STEPS_TO_PACE = 7
 """So many newest steps tell the machine's pace."""
 
@@ -115,7 +118,8 @@ class StepCosts:
             known.append(ratio / self.pace)
         self._sampler_times.append(sampler_s / self.pace)
         self._steps += 1
-        self._curve = None
+        if self._steps % STEPS_PER_CORRECTION == 0:
+            self._curve = None
 
     @property
     def sampler_s(self) -> float:
