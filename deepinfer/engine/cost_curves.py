@@ -91,12 +91,16 @@ class CurveFolder:
         if os.path.lexists(file) and _read(file, facts) is None:
             return False
         content = {"format": _FORMAT, "facts": facts, "sizes": curve.sizes, "seconds": curve.seconds}
+        half_written: Path | None = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with NamedTemporaryFile("w", dir=self.folder, prefix=f".{file.stem}-", delete=False) as written:
+                half_written = Path(written.name)
                 json.dump(content, written)
-            Path(written.name).replace(file)
+            half_written.replace(file)
         except OSError as error:
+            if half_written is not None:
+                half_written.unlink(missing_ok=True)
             _LOG.warning("the cost curve cannot be kept in %s: %s", self.folder, error)
             return False
         return True

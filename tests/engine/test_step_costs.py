@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import math
@@ -219,6 +220,16 @@ def test_a_place_where_nothing_can_be_kept_stops_nobody(tmp_path: Path) -> None:
     for folder in (CurveFolder(tmp_path / "file"), CurveFolder(tmp_path / ("long" * 100))):
         assert folder.find(FACTS) is None
         assert not folder.keep(FACTS, CURVE)
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(content: object, file: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    folder = CurveFolder(tmp_path)
+    monkeypatch.setattr(json, "dump", fill)
+    assert folder.keep(FACTS, CURVE) is False
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_was_expected_of_drafts_is_compared_with_what_became_of_them() -> None:
