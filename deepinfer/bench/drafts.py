@@ -45,6 +45,9 @@ from deepinfer.tokenizer import Tokenizer
 
 SET_ACCEPTANCE: Final = 0.75
 
+LEARNING_STEPS: Final = 64
+"""So many decode steps, untimed, in which variable verification learns what a batch of one size costs."""
+
 
 @dataclass(frozen=True, slots=True)
 class DraftsSettings:
@@ -80,7 +83,7 @@ class DraftsSettings:
 
     @property
     def all_runs(self) -> int:
-        """Runs of all cases, the untimed ones included: one of each engine, and each batch where lengths are learnt."""
+        """Runs of all cases, and what is untimed: a run of each engine, and each batch where lengths are learnt."""
         engines, sizes = len(self.drafts) + self.has_variable, len(self.generation.batch_sizes)
         return engines * (1 + sizes * self.generation.repeats) + self.has_variable * sizes
 
@@ -276,7 +279,10 @@ def _measured(benches: Sequence[_Bench], size: int, tick: Tick) -> list[DraftsRe
     outputs = settings.generation.output_tokens
     for bench in benches:
         if bench.is_variable:  # what a batch of this size costs is learnt first
-            bench.run(size, outputs, settings.generation.repeats)
+            number, steps = settings.generation.repeats, 0
+            while steps < LEARNING_STEPS:
+                steps += bench.run(size, outputs, number).steps
+                number += 1
             tick()
     before = [bench.engine.stats() for bench in benches]
     runs: list[list[_DecodeSteps]] = [[] for _ in benches]
