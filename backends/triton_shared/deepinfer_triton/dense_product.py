@@ -113,7 +113,7 @@ def configuration(
     many_rows: bool,
 ) -> Configuration:
     """Return the configuration for weights of one width and format; ``pieces`` of K are stored apart in float32."""
-    tile = tile_of(product, many_rows=many_rows)
+    tile = tile_of(kind, product, many_rows=many_rows)
     signature = pointers(
         x_ptr=torch.uint8 if product == CODES else x,
         x_scale_ptr=torch.uint8,
@@ -137,7 +137,9 @@ def configuration(
         "X_ALIGNMENT": alignment_of(in_features, torch.uint8 if product == CODES else x),
     }
     signature |= dict.fromkeys(numbers, "i64")
-    return Configuration(dense_kernel, signature, constants, tile.num_warps, tile.num_stages)
+    # A pipeline that is deeper than its loop is long is unrolled into nothing but registers.
+    num_stages = min(tile.num_stages, constants["PIECE"] // tile.depth)
+    return Configuration(dense_kernel, signature, constants, tile.num_warps, num_stages)
 
 
 @cache
@@ -162,7 +164,7 @@ def dense_product(x_TGK: Tensor, matrices: Matrices, out: torch.dtype, *, quanti
     out_features = matrices.out_features
     product = product_of(matrices, x_TGK.dtype, quantises=quantises)
     many_rows = has_long_tile(matrices.format, product) and has_many_rows(rows, invariant=invariant)
-    tile = tile_of(product, many_rows=many_rows)
+    tile = tile_of(matrices.format, product, many_rows=many_rows)
     pieces = 1 if many_rows else pieces_of(in_features, out_features, groups, tile.columns, tile.depth)
     out_TGN = torch.empty((rows, groups, out_features), dtype=out, device=x_TGK.device)
     if out_TGN.numel() == 0:

@@ -226,7 +226,7 @@ def gate_up_configuration(
     served: bool,
 ) -> Configuration:
     """Return the configuration of gate and up; a hidden dtype of bytes means codes with scales."""
-    tile = tile_of(product, many_rows=many_rows)
+    tile = tile_of(kind, product, many_rows=many_rows)
     read = torch.uint8 if product == CODES else x
     signature = pointers(
         x_ptr=read,
@@ -260,7 +260,7 @@ def down_configuration(
     served: bool,
 ) -> Configuration:
     """Return the configuration of down."""
-    tile = tile_of(product, many_rows=many_rows)
+    tile = tile_of(kind, product, many_rows=many_rows)
     signature = pointers(
         hidden_ptr=hidden,
         hidden_scale_ptr=torch.uint8,

@@ -111,7 +111,8 @@ class TritonExpertOps(TritonRoutingOps):
         down_product = product_of(own.down, activation, quantises=served)
         many_rows = has_long_tile(own.gate.format, product) and has_long_tile(own.down.format, down_product)
         many_rows = many_rows and has_many_rows(-(-slots // own.gate.count), invariant=self._invariant)
-        tile, down_tile = tile_of(product, many_rows=many_rows), tile_of(down_product, many_rows=many_rows)
+        tile = tile_of(own.gate.format, product, many_rows=many_rows)
+        down_tile = tile_of(own.down.format, down_product, many_rows=many_rows)
         no_bytes = torch.empty(0, dtype=torch.uint8, device=device)
         no_words = torch.empty(0, dtype=torch.int32, device=device)
         if routing is None:

@@ -114,7 +114,7 @@ def _dense(
         if product == CODES:
             yield row_codes.configuration(in_features, activation)
         for many_rows in many_rows_or_few(kind, product):
-            tile = tile_of(product, many_rows=many_rows)
+            tile = tile_of(kind, product, many_rows=many_rows)
             pieces = dense_product.pieces_of(in_features, out_features, groups, tile.columns, tile.depth)
             pieces = 1 if many_rows else pieces
             yield dense_product.configuration(
@@ -147,7 +147,7 @@ def _experts(
         yield row_codes.configuration(sizes.hidden, activation)
     if routed:
         for experts, _ in sizes.routers:
-            yield expert_tiles.tiles_configuration(experts, tile_of(product, many_rows=many_rows).rows)
+            yield expert_tiles.tiles_configuration(experts, tile_of(kind, product, many_rows=many_rows).rows)
     yield expert_product.gate_up_configuration(sizes.hidden, _WEIGHTS[kind], activation, hidden, **modes)
     outs = (torch.float32, torch.bfloat16) if served and routed else (torch.float32,)
     for out in outs:

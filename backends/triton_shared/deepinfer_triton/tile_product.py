@@ -55,6 +55,8 @@ _TILES = {
     BFLOAT16: Tile(FEW_ROWS, 128, 64, 4, 4),
     FLOAT32: Tile(FEW_ROWS, 64, 32, 8, 2),
 }
+# Four bits become bfloat16 in registers: those of a longer tile, or of fewer warps, are not enough.
+_DECODED_TILE = Tile(FEW_ROWS, 128, 32, 8, 4)
 _LONG_TILES = {CODES: Tile(MANY_ROWS, 128, 128, 8, 3), BFLOAT16: Tile(MANY_ROWS, 128, 64, 8, 3)}
 
 
@@ -63,9 +65,11 @@ def has_long_tile(kind: int, product: int) -> bool:
     return product == CODES or (product == BFLOAT16 and kind == FLOAT)
 
 
-def tile_of(product: int, *, many_rows: bool) -> Tile:
-    """Return the tile of a way to multiply; ``many_rows`` only where :func:`has_long_tile` says so."""
-    return _LONG_TILES[product] if many_rows else _TILES[product]
+def tile_of(kind: int, product: int, *, many_rows: bool) -> Tile:
+    """Return the tile of a format and a way to multiply it; ``many_rows`` only where :func:`has_long_tile` says so."""
+    if many_rows:
+        return _LONG_TILES[product]
+    return _DECODED_TILE if kind == MXFP4 and product == BFLOAT16 else _TILES[product]
 
 
 def has_many_rows(rows: int, *, invariant: bool) -> bool:
