@@ -2,9 +2,9 @@
 
 A round is paid for whatever is verified of it. What it costs is learnt from steps: at first every round makes all its
 drafts, then a few make none, and as many as fill up 2, 4, 8 ... rows of a request, where costs have their steps; what
-lies between is interpolated. Steps with another number of requests go by
-what is known of the nearest one, until they have been tried themselves, now and then. What a draft is worth is what the
-draft model says, put right by what became of the drafts so far.
+lies between is interpolated. Steps with another number of requests go by what is known of the nearest one, until they
+have been tried themselves, now and then. What a draft is worth is what the draft model says, put right by what became of
+the drafts so far.
 
 Shapes: R requests, n drafts a request.
 """
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.engine.draft_tally import DraftTally
-from deepinfer.sampling.verify_budget import CostCurve, round_rates
+from deepinfer.sampling.verify_budget import CostCurve, rank_rounds
 
 SETTLING_STEPS = 10
 """So many steps make full rounds before anything is tried."""
@@ -30,7 +30,7 @@ MOST_TRIES = 8
 
 NEWEST_TIMES = 9
 STEPS_PER_PROBE = 32
-"""One step in so many makes a round of a length by turns, not of the best one, so that no estimate grows old."""
+"""One step in so many makes a round of another length than the best, so that no estimate grows old."""
 
 STEPS_PER_TRY = 4
 """One step in so many is a try, where another size says what to choose meanwhile."""
@@ -107,10 +107,10 @@ class RoundLengths:
             trial = None if size.steps <= SETTLING_STEPS else self._next_try(size)
             self.is_trial = trial is not None or SETTLING_STEPS - LEAST_TIMES < size.steps <= SETTLING_STEPS
             return self.drafts if trial is None else trial
-        by_rate = np.argsort(-round_rates(self.chances_n, requests, curve, after_s), kind="stable").tolist()
-        trial = self._probe(size, by_rate[1]) if self._after(size) is not None else self._try(size)
+        best, second, *_ = rank_rounds(self.chances_n, requests, curve, after_s)
+        trial = self._probe(size, second) if self._after(size) is not None else self._try(size)
         self.is_trial = trial is not None
-        return by_rate[0] if trial is None else trial
+        return best if trial is None else trial
 
     def _probe(self, size: _Size, second: int) -> int | None:
         """Return a length to be looked at again; None in most steps."""

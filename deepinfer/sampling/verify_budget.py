@@ -116,19 +116,13 @@ def choose_drafts(
     return VerifyBudget(counts_R.astype(np.int64), float(tokens[best]), float(seconds[best]))
 
 
-def choose_round(chances_n: NDArray[np.floating], requests: int, curve: CostCurve, after_s: Sequence[float]) -> int:
-    """Return how many drafts of each request a round should make; of equal choices the fewest.
-
-    No fixed number of drafts is estimated to be better; what :func:`choose_drafts` then leaves out of them only helps.
-    For the arguments see :func:`round_rates`.
-    """
-    return int(np.argmax(round_rates(chances_n, requests, curve, after_s)))
-
-
-def round_rates(
+def rank_rounds(
     chances_n: NDArray[np.floating], requests: int, curve: CostCurve, after_s: Sequence[float]
-) -> NDArray[np.float64]:
-    """Return the expected tokens a second of rounds of 0 to n drafts, whose drafts are all verified, again and again.
+) -> list[int]:
+    """Return the numbers of drafts that a round can make of each request, the best first; of equal ones the fewest.
+
+    What counts are the expected tokens a second of steps that go on like this: all drafts of a round are verified. So
+    no fixed number is estimated to be better than the first; what :func:`choose_drafts` then leaves out only helps.
 
     Args:
         chances_n: cumulative chances of acceptance.
@@ -138,8 +132,8 @@ def round_rates(
     """
     tokens = requests * (1.0 + np.concatenate(([0.0], np.cumsum(chances_n))))
     seconds = [curve.of(requests * (1 + drafts)) + after for drafts, after in enumerate(after_s)]
-    rates: NDArray[np.float64] = tokens / np.array(seconds)
-    return rates
+    ranked: list[int] = np.argsort(-tokens / np.array(seconds), kind="stable").tolist()
+    return ranked
 
 
 def rank_drafts(

@@ -21,7 +21,7 @@ from deepinfer.engine.round_lengths import (
 from deepinfer.engine.speculation import Round
 from deepinfer.engine.step_costs import StepCosts
 from deepinfer.engine.verify_lengths import VerifyLengths
-from deepinfer.sampling.verify_budget import CostCurve, choose_drafts, choose_round
+from deepinfer.sampling.verify_budget import CostCurve, choose_drafts, rank_rounds
 
 FREE = CostCurve((1, 64), (1.0, 1.0), is_padded=False)
 DEAR = CostCurve((1, 64), (1.0, 64.0), is_padded=False)
@@ -42,9 +42,9 @@ def test_no_fixed_number_of_drafts_is_estimated_to_be_better(seed: int) -> None:
     requests = int(draw.integers(1, 33))
     curve = CostCurve((1, 8, 64, 200), tuple(np.cumsum(draw.random(4) + 0.01).tolist()), is_padded=bool(seed % 2))
     after_s = np.cumsum(draw.random(DRAFTS + 1)).tolist()
-    chosen = choose_round(chances_n, requests, curve, after_s)
+    chosen, *others = rank_rounds(chances_n, requests, curve, after_s)
     rates = [rate(drafts, chances_n, requests, curve, after_s) for drafts in range(DRAFTS + 1)]
-    assert rates[chosen] == max(rates)
+    assert [rates[drafts] for drafts in (chosen, *others)] == sorted(rates, reverse=True)
     # What is then left out of the round makes it no worse.
     made_Rn = np.tile(np.where(np.arange(DRAFTS) < chosen, chances_n, 0.0), (requests, 1))
     budget = choose_drafts(made_Rn, curve, after_s[chosen], np.full(requests, chosen))
@@ -52,7 +52,7 @@ def test_no_fixed_number_of_drafts_is_estimated_to_be_better(seed: int) -> None:
 
 
 def test_of_equal_rounds_the_shortest_is_made() -> None:
-    assert choose_round(np.zeros(3), 4, FREE, [1.0] * 4) == 0
+    assert rank_rounds(np.zeros(3), 4, FREE, [1.0] * 4) == [0, 1, 2, 3]
 
 
 def lived(rounds: RoundLengths, steps: int, curve: CostCurve, after_s: Sequence[float], requests: int = 4) -> list[int]:
