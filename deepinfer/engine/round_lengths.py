@@ -3,8 +3,8 @@
 A round is paid for whatever is verified of it. What it costs is learnt from steps: at first every round makes all its
 drafts, then a few make none, and as many as fill up 2, 4, 8 ... rows of a request, where costs have their steps; what
 lies between is interpolated. Steps with another number of requests go by what is known of the nearest one, until they
-have been tried themselves, now and then. What a draft is worth is what the draft model says, put right by what became of
-the drafts so far.
+have been tried themselves, now and then. What a draft is worth is what the draft model says, put right by what became
+of the drafts so far.
 
 Shapes: R requests, n drafts a request.
 """
