@@ -65,8 +65,8 @@ class RoundLengths:
         self._seen_n = np.zeros(drafts)
         self._sizes: dict[int, _Size] = {}
         # What is tried: all, none, and what makes a power of two together with the row of the newest token.
-        powers = (2**exponent - 1 for exponent in range(1, drafts.bit_length()))
-        self._tried = tuple(dict.fromkeys((drafts, 0, *powers)))
+        powers = ((1 << exponent) - 1 for exponent in range(1, drafts.bit_length()))
+        self._tried: tuple[int, ...] = tuple(dict.fromkeys((drafts, 0, *powers)))
 
     @property
     def chances_n(self) -> NDArray[np.float64]:

@@ -61,7 +61,8 @@ class VerifyLengths:
             known = self.rounds.after(len(rows_R))
             after_s = after_s if known is None else known[self.round_drafts]
             if is_trial:
-                return np.minimum(most_R, (chances_Rn > 0).sum(axis=1))
+                made_R: NDArray[np.int64] = (chances_Rn > 0).sum(axis=1)
+                return np.minimum(most_R, made_R)
         return choose_drafts(chances_Rn, self.costs.curve, after_s, most_R).counts_R
 
     def note_round(self, requests: int, drafts: int | None, after_s: float) -> None:

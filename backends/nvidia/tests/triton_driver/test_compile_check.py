@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import types
+from pathlib import Path
 
 import pytest
 
@@ -134,3 +135,14 @@ def test_the_command_writes_every_entry_and_fails_on_a_broken_limit(tmp_path, mo
 
 def test_the_page_names_the_release():
     assert "triton 3.9.0" in markdown([Entry("k", "c", "sm_90a", 1, 0, 0, 0, {"HGMMA": 2})], "3.9.0")
+
+
+def test_the_page_in_the_documentation_holds_every_form_that_there_is_and_no_spills_on_sm100():
+    """No compiler is needed to see that a form has changed and the page was not written again."""
+    page = (Path(command.__file__).parents[2] / "COMPILED.md").read_text()
+    forms = page[page.index("## Forms") :].splitlines()[4:]
+    cells = [line.strip("| ").split(" | ") for line in forms]
+    assert [(kernel.strip("`"), label, arch) for kernel, label, arch, *_ in cells] == [
+        (each.name, each.label, chip.name) for chip in (SM100, SM90) for each in configurations()
+    ]
+    assert {int(spills) for _, _, arch, _, spills, *_ in cells if arch == SM100.name} == {0}
