@@ -104,7 +104,8 @@ class RoundLengths:
         after_s = self.after(requests)
         trial: int | None
         if after_s is None:
-            trial = None if size.steps <= SETTLING_STEPS else self._next_try(size)
+            # A full round between two tries tells the pace of the machine, which other sizes do not know yet.
+            trial = None if size.steps <= SETTLING_STEPS or size.steps % 2 == 0 else self._next_try(size)
             self.is_trial = trial is not None or SETTLING_STEPS - LEAST_TIMES < size.steps <= SETTLING_STEPS
             return self.drafts if trial is None else trial
         best, second, *_ = rank_rounds(self.chances_n, requests, curve, after_s)
