@@ -10,7 +10,9 @@ import typer
 
 from deepinfer.cli import conformance, main
 
-CTX = SimpleNamespace(obj=SimpleNamespace(start=lambda: None))
+CTX = SimpleNamespace(
+    obj=SimpleNamespace(start=lambda: None, start_alone=lambda command: None), command_path="conformance"
+)
 
 
 def test_run_writes_the_package_and_ends_with_0_only_if_every_claim_held(
