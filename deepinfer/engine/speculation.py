@@ -268,14 +268,13 @@ class ModelSpeculation(Speculation):
         """
         if taps_TA is None:
             return
-        rows = self._model.context_rows(taps_TA, layout)
         # By the numbers of rows and requests: of a step whose rows the device has handed out the host knows no more.
         if layout.kind == "prefill" or layout.rows > len(layout.cached_R):
             self.settle_context(pools)
-            self._model.store_rows(rows, pools)
+            self._model.store_context(taps_TA, layout, pools)
             return
         # Copies: a recorded step leaves its taps where the next one leaves them.
-        self._late.append(ContextRows(*(each.clone() for each in rows)))
+        self._late.append(ContextRows(*(each.clone() for each in self._model.context_rows(taps_TA, layout))))
         if len(self._late) >= min(LATE_STEPS, layout.ring):
             self.settle_context(pools)
 

@@ -116,6 +116,7 @@ def test_rows_that_wait_are_stored_before_a_prompt_enters_their_slot() -> None:
         ops=SimpleNamespace(sampling=None, drafting=None),
         context_rows=lambda taps_TA, layout: ContextRows(taps_TA, taps_TA[:, 0], taps_TA[:, 0]),
         store_rows=lambda rows, pools: stored.append(rows.slot_T.tolist()),
+        store_context=lambda taps_TA, layout, pools: stored.append(taps_TA[:, 0].tolist()),
     )
     speculation = ModelSpeculation(cast(Any, model), DraftPolicy(), drafts=3, num_slots=4, device=torch.device("cpu"))
 
